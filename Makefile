@@ -5,7 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-# The first Python from 3.11 on that starts; `make PYTHON=/path/to/python` names another.
+# The first Python from 3.11 on that starts; `make PYTHON=/path/to/python` names another. Where it was built
+# without optimisation, and nobody has named it, the system's is taken.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { command -v "$$python"; break; }; done)
@@ -25,7 +26,7 @@ help: ## this list
 
 install: ## make .venv with what uv.lock pins; the other targets do it by themselves
 	@test -n "$(PYTHON)" || { echo "holdfast: no Python from 3.11 on was found; install one, or: make PYTHON=/path/to/python" >&2; exit 1; }
-	@"$(PYTHON)" scripts/install.py
+	@"$(PYTHON)" scripts/install.py $(if $(filter file,$(origin PYTHON)),--optimised)
 
 demo: install ## a preempted run ends bit-identical to an untouched one; writes build/demo.json
 	@$(RUN) -m scripts.demo $(ARGS)

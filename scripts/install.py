@@ -7,6 +7,9 @@ Runs on any Python from 3.11 on with pip and nothing else; the standard library 
 3. `uv export` writes the lock file as hashed requirements, `uv pip sync` installs them.
 4. Holdfast itself, without dependencies and without build isolation: the build backend is pinned too.
 
+With --optimised, by which `make` says that nobody has named this Python, the system's does all this where
+this one was built without optimisation.
+
 Packages come from the index that this machine's own configuration names: uv's, else pip's, else the
 default. A stamp in .venv, the hash of all that decides its contents, makes the next call return at once. One
 without a stamp is made anew: uv takes for installed what a full disk or a signal left half written.
@@ -20,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +41,17 @@ OVERRULED = {
 }
 """Variables by which pip and uv would install elsewhere, or other than what uv.lock pins."""
 
+OF_THE_SYSTEM = Path("/usr/bin")
+"""Debian, Ubuntu and Fedora build their Pythons optimised, by a profile."""
+WHOLE = """
+import bz2, ctypes, json, lzma, pip, sqlite3, ssl, sys, sysconfig, venv
+from pathlib import Path
+headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+print(json.dumps([sys.implementation.name, *sys.version_info[:2], sys.abiflags, sys.maxsize, headers]))
+"""
+"""What a Python is like; torch.compile needs the headers. Fails where its standard library is not whole or it
+has no pip."""
+
 Command = Sequence[str | Path]
 
 
@@ -53,6 +68,42 @@ def fingerprint(root: Path) -> str:
             raise InstallError(f"{path} is missing: this is no whole checkout")
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def kept(venv: Path) -> str | None:
+    """The Python by which this .venv was made, where it is still there."""
+    if (venv / STAMP).is_file() and (venv / "pyvenv.cfg").is_file():
+        for line in (venv / "pyvenv.cfg").read_text(encoding="utf-8").splitlines():
+            name, _, python = line.partition(" = ")
+            if name == "executable" and os.access(python, os.X_OK):
+                return python
+    return None
+
+
+def optimised(mine: str, configured: str, places: str | None) -> str:
+    """The system's Python instead of `mine`, where that was `configured` without optimisation, as pyenv's are
+    unless told otherwise: tests take a tenth more by it.
+
+    `mine` itself where the system's is not on the search path `places`, is of another version, or lacks
+    something.
+    """
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    python = str(OF_THE_SYSTEM / name)
+    if "--enable-optimizations" in configured or os.path.realpath(mine) == os.path.realpath(python):
+        return mine
+    if str(OF_THE_SYSTEM) not in (places or os.defpath).split(os.pathsep) or not os.access(python, os.X_OK):
+        return mine
+    for question in (["-I", "-c", WHOLE], ["-m", "pip", "config", "list"]):  # which may lie beside a Python
+        ours, theirs = (_says([one, *question]) for one in (mine, python))
+        if theirs is None or ours != theirs:
+            return mine
+    say(f"{mine} was built without optimisation: {python} is taken (or: make PYTHON={mine})")
+    return python
+
+
+def _says(command: Command) -> str | None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout
 
 
 def uv_requirement(lock: str) -> str:
@@ -242,6 +293,11 @@ def main() -> int:
         return 1
     venv = ROOT / ".venv"
     stamp = venv / STAMP
+    if "--optimised" in sys.argv[1:]:
+        configured = sysconfig.get_config_var("CONFIG_ARGS") or ""
+        python = kept(venv) or optimised(BELOW, configured, os.environ.get("PATH"))
+        if os.path.realpath(python) != os.path.realpath(sys.executable):
+            os.execv(python, [python, __file__])
     try:
         wanted = fingerprint(ROOT)
 

@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[1]
 TELL = """
 import os
 import pytest
+worker = os.environ.get("PYTEST_XDIST_WORKER", "none")
+with open("read", "a") as read:
+    read.write(f"{worker} {__file__}\\n")
 def tell():
     with open("told", "a") as told:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "none")
         told.write(f"{worker} {os.environ['PYTEST_CURRENT_TEST'].split()[0]}\\n")
 """
 PLANE = "@pytest.mark.cluster\ndef test_plane(): tell()\n"
@@ -89,6 +91,8 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     told = by_worker(run(tmp_path))
     assert set(told) == {f"gw{number}" for number in range(WORKERS)}
     assert sum(len(tests) for tests in told.values()) == 14
+    first = dict(line.split() for line in reversed((tmp_path / "read").read_text().splitlines()))
+    assert len(set(first.values())) == WORKERS, "each begins to read at another file"
     groups = [
         ["test_b.py::test_nodes", "test_c.py::test_nodes"],
         ["test_f.py::test_quick[a@b]", "test_f.py::test_quick[c]", "test_d.py::test_slow"],

@@ -88,8 +88,8 @@ def prepare(node: WorkerController) -> None:
 
 
 def begin_elsewhere(config: pytest.Config) -> None:
-    """Let each worker read all tests beginning at another file: what pytest has made of its assertions is kept,
-    and most files are found so that another has read. In a fresh checkout each would else do all of them."""
+    """Let each worker read all tests from another file on: what pytest has made of its assertions is kept, so
+    that it finds most files as others have left them. In a fresh checkout each would else do all."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         files = sorted(str(file) for place in config.args for file in Path(place).rglob("test_*.py"))
         number, count = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,10 +16,12 @@ from disks import remount, small_disk
 from scripts.install import (
     ROOT,
     STAMP,
+    WHOLE,
     InstallError,
     fingerprint,
     index_environment,
     make_environment,
+    optimised,
     ours,
     run,
     usable,
@@ -264,3 +268,93 @@ def test_uv_goes_where_the_first_pip_that_answers_goes(
     absent = [sys.executable, "-m", "no_such_pip"]
     assert uv_environment(absent, [machines])["SSL_CERT_FILE"] == "/etc/ssl/ca.pem"
     assert "SSL_CERT_FILE" not in uv_environment(absent)
+
+
+def speaking(place: Path, like: str = "[3, 11, true]", pip: str = "") -> str:
+    """A Python that answers the two questions with these words; `like` "none": it lacks a module."""
+    python = place / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    answer = "exit 1" if like == "none" else f"echo '{like}'"
+    place.mkdir()
+    python.write_text(f'#!/bin/sh\ncase "$1" in -I) {answer};; -m) echo "{pip}";; esac\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.parametrize(
+    ("configured", "system", "taken"),
+    [
+        ("'--enable-shared'", {}, True),
+        ("", {}, True),
+        ("'--enable-shared' '--enable-optimizations'", {}, False),
+        ("", {"like": "[3, 11, false]"}, False),
+        ("", {"like": "none"}, False),
+        ("", {"pip": "global.index-url='https://elsewhere.example.org'"}, False),
+        ("", None, False),
+    ],
+    ids=["pyenv's", "unknown", "optimised", "no headers", "no pip", "other packages", "not there"],
+)
+def test_the_systems_python_does_it_where_the_first_was_built_without_optimisation(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    configured: str,
+    system: dict[str, str] | None,
+    taken: bool,
+) -> None:
+    """It takes a tenth less for the tests, and what pyenv builds is found first."""
+    mine, there = speaking(tmp_path / "mine"), tmp_path / "system"
+    python = speaking(there, **system) if system is not None else None
+    monkeypatch.setattr(installer, "OF_THE_SYSTEM", there)
+    assert optimised(mine, configured, f"{tmp_path}/mine:{there}") == (python if taken else mine)
+    told = f"holdfast: {mine} was built without optimisation: {python} is taken (or: make PYTHON={mine})\n"
+    assert capsys.readouterr().out == (told if taken else "")
+    assert optimised(mine, configured, f"{tmp_path}/mine") == mine, (
+        "who leaves it out of PATH does not want it"
+    )
+
+
+def test_a_python_says_what_it_is_like_or_that_it_lacks_pip(tmp_path: Path) -> None:
+    def asked(**variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WHOLE]
+        env = {**os.environ, **variables}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+
+    assert "No module named 'pip'" in asked(PYTHONPATH="").stderr, ".venv has none"
+    (tmp_path / "pip.py").touch()
+    like = json.loads(asked(PYTHONPATH=str(tmp_path)).stdout)
+    assert like[:3] == ["cpython", *sys.version_info[:2]]
+    assert isinstance(like[-1], bool)
+
+
+def test_what_made_the_environment_is_asked_the_next_time_too(tmp_path: Path) -> None:
+    """Another might tell of another version, and the environment be made anew each time."""
+    root = checkout(tmp_path / "here")
+    first = tmp_path / "python"
+    first.write_text('#!/bin/sh\necho "$@"\n')
+    first.chmod(0o755)
+    (root / ".venv").mkdir()
+    (root / ".venv" / "pyvenv.cfg").write_text(f"version = 3.11.2\nexecutable = {first}\n")
+    (root / ".venv" / STAMP).touch()
+    words = [sys.executable, root / "scripts" / "install.py", "--optimised"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{root}/scripts/install.py\n"), done.stderr
+
+
+def test_who_names_a_python_gets_it(tmp_path: Path) -> None:
+    """The environment, or a word of make's: only where nobody has, `make` lets the installer choose."""
+    root = tmp_path / "here"
+    root.mkdir()
+    shutil.copy(ROOT / "Makefile", root)
+    python = tmp_path / "python3.11"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
+    python.chmod(0o755)
+    make = ["make", "--no-print-directory", "install"]
+    chosen = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    chosen.pop("PYTHON", None)
+    for words, env, said in (
+        ([], chosen, "scripts/install.py --optimised\n"),
+        ([f"PYTHON={python}"], chosen, "scripts/install.py\n"),
+        ([], {**chosen, "PYTHON": str(python)}, "scripts/install.py\n"),
+    ):
+        done = subprocess.run([*make, *words], cwd=root, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, said), done.stderr

@@ -108,10 +108,11 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     assert [test for test in tests if test in whole] == whole, "in one worker, in their order"
 
 
-def test_what_but_computes_comes_last(tmp_path: Path) -> None:
-    project(tmp_path, a=QUICK, b=AT_A_PLACE, c=AT_A_PLACE + AT_A_PLACE.replace("place", "other"), d=SLOW)
+def test_what_but_computes_goes_between_what_waits_and_ends_it(tmp_path: Path) -> None:
+    twice = AT_A_PLACE + AT_A_PLACE.replace("place", "other")
+    project(tmp_path, a=QUICK, b=AT_A_PLACE, c=twice, d=SLOW, e=AT_A_PLACE, f=QUICK)
     (tests,) = by_worker(run(tmp_path, "-n", "1")).values()
-    assert list(dict.fromkeys(test.partition("::")[0][-4] for test in tests)) == ["d", "c", "b", "a"]
+    assert "".join(dict.fromkeys(test.partition("::")[0][-4] for test in tests)) == "dcbaef"
 
 
 @pytest.mark.parametrize("words", [("-k", "quick"), ("-s",), ("stories/test_a.py",)])

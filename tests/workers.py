@@ -11,8 +11,9 @@ across files, each in one worker:
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
 The groups begin first, for nobody can help with them later; files with slow tests follow. Those with quick
-ones alone fill up the end, last those whose tests ask for no directory, which but compute: were a long file
-the last, one worker would have it while the others had nothing.
+ones alone fill up the end, those first whose tests ask most often for a directory: were a long file the last,
+one worker would have it while the others had nothing. Such tests mostly wait, for processes; so files whose
+tests ask for none, which but compute, go in between, and the last of all is one.
 
 Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
 each worker writes. xdist's own marks do not reach it with pytest 9.2, see pytest-xdist's issue 1386.
@@ -101,15 +102,19 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     """Put first what takes longest, and write the groups `there`; within each the order stays."""
     groups = {item: group for item in items if (group := group_of(item))}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    quick = [item for item in items if item not in groups and item.path not in slow]
+    asking = Counter(item.path for item in quick if "tmp_path" in getattr(item, "fixturenames", ()))
+    waiting = [path for path, _ in asking.most_common()]
+    computing = [path for path in dict.fromkeys(item.path for item in quick) if path not in asking]
+    place = {path: number / len(waiting) for number, path in enumerate(waiting)}
+    place |= {path: (1 + number) / len(computing) for number, path in enumerate(computing)}
 
-    directories = Counter(item.path for item in items if "tmp_path" in getattr(item, "fixturenames", ()))
-
-    def rank(item: pytest.Item) -> tuple[int, int]:
+    def rank(item: pytest.Item) -> tuple[int, float]:
         if item in groups:
             return _FIRST.index(groups[item]), 0
         if item.path in slow:
             return len(_FIRST), 0
-        return len(_FIRST) + 1, -directories[item.path]
+        return len(_FIRST) + 1, place[item.path]
 
     items.sort(key=rank)
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))

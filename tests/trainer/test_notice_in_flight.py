@@ -23,7 +23,7 @@ def test_a_stuck_save_makes_way_for_the_step_of_the_stop(
     workshop: Workshop, tmp_path: Path, every: str | int
 ) -> None:
     held = tmp_path / "held"
-    options = {"steps": 10**6, "save_every": every, "pause": 0.1, "size": 200_000}
+    options = {"steps": 10**6, "save_every": every, "pause": 0.1, "size": 20_000}
     gang = workshop.start(
         ranks=2,
         script=Path(__file__).with_name("held_disk_loop.py"),

@@ -118,7 +118,7 @@ def test_what_is_cut_and_compiled_trains_as_the_whole_as_written_and_resumes(
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
     # A compiled dropout draws other numbers.
-    settings = ("model.dropout=0", "train.steps=60", "validation.every=0", "checkpoint.every=4")
+    settings = ("model.dropout=0", "train.steps=36", "validation.every=0", "checkpoint.every=4")
     compiled = (SHARDED, "train.compile=true")
     cache = compiler_cache()
     whole = start(workshop, config, *settings, name="whole", ranks=2)

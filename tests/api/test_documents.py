@@ -325,6 +325,7 @@ SCALARS = (
 )
 
 
+@example({"": {"": None}, ".": None})
 @example({"run": "1e5", "sha": "7e12345", "lr": "1e-3", "commit": "12345e67", ".5e3": "1_0e1"})
 @given(
     st.dictionaries(

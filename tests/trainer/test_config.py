@@ -18,7 +18,7 @@ from holdfast_trainer.contract import EXIT_CONFIG_ERROR
 from holdfast_trainer.hf_command import main as export_hf
 from holdfast_trainer.place import run_directory
 from holdfast_trainer.prepare.command import build_parser
-from holdfast_trainer.schema import Range
+from holdfast_trainer.schema import Range, read_yaml
 from holdfast_trainer.tune.command import main as tune
 
 GOOD = """\
@@ -168,6 +168,7 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
         ("seed: 1\n---\nseed: 2\n", "line 3, column 1: a second document begins here, where one is expected"),
         ("- 1\n", "expected a mapping of sections, found a list of 1"),
         ("a: 1\na: 2\n", "line 2: a: written twice; the first is at"),
+        ("a:\n- b: 1\n- c: [{d: 1},\n  {d: 2, d: 3}]\n", "line 4: a[1].c[1].d: written twice; the first is"),
         (
             "",
             "model: required, but missing (expected a mapping with at least vocab_size, layers, heads, "
@@ -192,6 +193,17 @@ def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) ->
     with pytest.raises(ConfigError) as caught:
         read(file)
     assert message in str(caught.value)
+
+
+def test_keys_that_read_the_same_in_two_mappings_are_two(file: Path) -> None:
+    file.write_text("a.b: 1\na: {b: 2, '': {'': 3}, .: 4}\n")
+    assert read_yaml(file)[0] == {"a.b": 1, "a": {"b": 2, "": {"": 3}, ".": 4}}
+
+
+def test_lists_of_lists_take_no_longer_than_they_are_written(file: Path) -> None:
+    laughs = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 40))
+    file.write_text(f"l0: &l0 [{{ha: 1}}]\n{laughs}")
+    assert len(read_yaml(file)[0]) == 40
 
 
 @pytest.mark.parametrize("around", ["{}---\n", "---\n{}...\n---\n# the end\n", "# begins\n---\n---\n{}"])

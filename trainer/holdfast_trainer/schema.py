@@ -367,18 +367,29 @@ def _read(text: str, where: str, empty: Any) -> tuple[Any, dict[str, str]]:
         loader.dispose()
 
 
-def _collect_places(node: yaml.Node, prefix: str, where: str, places: dict[str, str]) -> None:
+def _collect_places(
+    node: yaml.Node, prefix: str, where: str, places: dict[str, str], lists: set[yaml.Node] | None = None
+) -> None:
+    """A list is looked into once, however many aliases (`*name`) it has: lists of these may hold billions."""
+    lists = set() if lists is None else lists
+    if isinstance(node, yaml.SequenceNode) and node not in lists:
+        lists.add(node)
+        for number, item in enumerate(node.value):
+            _collect_places(item, f"{prefix}[{number}]", where, places, lists)
     if not isinstance(node, yaml.MappingNode):
         return
+    # Of this mapping alone: another may hold a key that reads the same, `a.b` as the `b` of `a`.
+    first: dict[str, str] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         name = _join(prefix, key.value)
         place = f"{where} line {key.start_mark.line + 1}"
-        if name in places:
-            raise ConfigError(f"{place}: {name}: written twice; the first is at {places[name]}")
-        places[name] = place
-        _collect_places(value, name, where, places)
+        if key.value in first:
+            raise ConfigError(f"{place}: {name}: written twice; the first is at {first[key.value]}")
+        first[key.value] = place
+        places.setdefault(name, place)
+        _collect_places(value, name, where, places, lists)
 
 
 def _first_line(error: yaml.YAMLError) -> str:

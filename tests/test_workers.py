@@ -29,6 +29,7 @@ def tell():
 """
 PLANE = "@pytest.mark.cluster\ndef test_plane(): tell()\n"
 NODES = "@pytest.fixture\ndef cluster(): pass\n@pytest.mark.cluster\ndef test_nodes(cluster): tell()\n"
+BRIEF = NODES.replace("cluster()", "short_lived()").replace("nodes(cluster)", "brief(short_lived)")
 SLOW = "@pytest.mark.slow\ndef test_slow(): tell()\n"
 QUICK = "@pytest.mark.parametrize('what', ['a@b', 'c'])\ndef test_quick(what): tell()\n"
 AT_A_PLACE = "def test_place(tmp_path): tell()\n"
@@ -83,18 +84,18 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
         tmp_path,
         a=QUICK,
         b=QUICK + SLOW + PLANE + NODES,
-        c=NODES + PLANE,
+        c=NODES + PLANE + BRIEF,
         d=ENGINE + SLOW,
         e=QUICK,
         f=QUICK + ENGINE,
     )
     told = by_worker(run(tmp_path))
     assert set(told) == {f"gw{number}" for number in range(WORKERS)}
-    assert sum(len(tests) for tests in told.values()) == 14
+    assert sum(len(tests) for tests in told.values()) == 15
     first = dict(line.split() for line in reversed((tmp_path / "read").read_text().splitlines()))
     assert len(set(first.values())) == WORKERS, "each begins to read at another file"
     groups = [
-        ["test_b.py::test_nodes", "test_c.py::test_nodes"],
+        ["test_c.py::test_brief", "test_b.py::test_nodes", "test_c.py::test_nodes"],
         ["test_f.py::test_quick[a@b]", "test_f.py::test_quick[c]", "test_d.py::test_slow"],
         ["test_b.py::test_plane", "test_c.py::test_plane"],
     ]

@@ -111,7 +111,8 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
 
     def rank(item: pytest.Item) -> tuple[int, float]:
         if item in groups:
-            return _FIRST.index(groups[item]), 0
+            # Who starts a cluster of its own comes before that of the session, which would wait meanwhile.
+            return _FIRST.index(groups[item]), "cluster" in getattr(item, "fixturenames", ())
         if item.path in slow:
             return len(_FIRST), 0
         return len(_FIRST) + 1, place[item.path]

@@ -186,6 +186,7 @@ def test_all_faults_of_a_file_are_told_at_once_each_with_its_line(file: Path) ->
         (f"a: {'9' * 5000}\n", "line 1, column 4: '999999999"),
         (f"a: {'[' * 10_000}{']' * 10_000}\n", "train.yaml: nested too deeply, or within itself by an alias"),
         ("a: &a {b: *a}\n", "train.yaml: nested too deeply, or within itself by an alias (`*name`)"),
+        ("a: &a [*a]\n", "train.yaml: nested too deeply, or within itself by an alias (`*name`)"),
     ],
 )
 def test_a_file_that_is_no_configuration(file: Path, text: str, message: str) -> None:
@@ -200,9 +201,12 @@ def test_keys_that_read_the_same_in_two_mappings_are_two(file: Path) -> None:
     assert read_yaml(file)[0] == {"a.b": 1, "a": {"b": 2, "": {"": 3}, ".": 4}}
 
 
-def test_lists_of_lists_take_no_longer_than_they_are_written(file: Path) -> None:
-    laughs = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 40))
-    file.write_text(f"l0: &l0 [{{ha: 1}}]\n{laughs}")
+@pytest.mark.parametrize(
+    "form", ["[{0}, {0}, {0}]", "{{a: {0}, b: {0}, c: [{0}]}}"], ids=["lists", "mappings"]
+)
+def test_aliases_of_aliases_take_no_longer_than_they_are_written(file: Path, form: str) -> None:
+    lines = (f"x{n}: &x{n} {form.format(f'*x{n - 1}')}" for n in range(1, 40))
+    file.write_text("\n".join(["x0: &x0 [{ha: 1}]", *lines]))
     assert len(read_yaml(file)[0]) == 40
 
 

@@ -359,7 +359,7 @@ def _read(text: str, where: str, empty: Any) -> tuple[Any, dict[str, str]]:
         node = loader.get_single_node()
         places: dict[str, str] = {}
         if node is not None:
-            _collect_places(node, "", where, places)
+            _collect_places(node, "", where, places, set())
         return empty if node is None else loader.construct_document(node), places
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply, or within itself by an alias (`*name`)") from None
@@ -368,28 +368,28 @@ def _read(text: str, where: str, empty: Any) -> tuple[Any, dict[str, str]]:
 
 
 def _collect_places(
-    node: yaml.Node, prefix: str, where: str, places: dict[str, str], lists: set[yaml.Node] | None = None
+    node: yaml.Node, prefix: str, where: str, places: dict[str, str], done: set[yaml.Node]
 ) -> None:
-    """A list is looked into once, however many aliases (`*name`) it has: lists of these may hold billions."""
-    lists = set() if lists is None else lists
-    if isinstance(node, yaml.SequenceNode) and node not in lists:
-        lists.add(node)
-        for number, item in enumerate(node.value):
-            _collect_places(item, f"{prefix}[{number}]", where, places, lists)
-    if not isinstance(node, yaml.MappingNode):
+    """What an alias (`*name`) stands for is looked into once: a few lines of these may hold billions."""
+    if node in done:
         return
-    # Of this mapping alone: another may hold a key that reads the same, `a.b` as the `b` of `a`.
-    first: dict[str, str] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
-            continue
-        name = _join(prefix, key.value)
-        place = f"{where} line {key.start_mark.line + 1}"
-        if key.value in first:
-            raise ConfigError(f"{place}: {name}: written twice; the first is at {first[key.value]}")
-        first[key.value] = place
-        places.setdefault(name, place)
-        _collect_places(value, name, where, places, lists)
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            _collect_places(item, f"{prefix}[{number}]", where, places, done)
+    elif isinstance(node, yaml.MappingNode):
+        # Of this mapping alone: another may hold a key that reads the same, `a.b` as the `b` of `a`.
+        first: dict[str, str] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            name = _join(prefix, key.value)
+            place = f"{where} line {key.start_mark.line + 1}"
+            if key.value in first:
+                raise ConfigError(f"{place}: {name}: written twice; the first is at {first[key.value]}")
+            first[key.value] = place
+            places.setdefault(name, place)
+            _collect_places(value, name, where, places, done)
+    done.add(node)
 
 
 def _first_line(error: yaml.YAMLError) -> str:

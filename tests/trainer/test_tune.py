@@ -554,6 +554,38 @@ def test_ctrl_c_while_python_forks_a_loader_is_not_forgotten(workshop: Workshop,
     assert json.loads((out / "tune.json").read_text())["interrupted"]
 
 
+HALF_MADE = """
+import os, signal
+from torch.utils.data._utils import signal_handling
+from ragged_workload import make
+
+tell_pids = signal_handling._set_worker_pids
+
+def interrupted(*pids):  # DataLoader calls it when its workers run, before it has noted that they do
+    signal_handling._set_worker_pids = tell_pids
+    print("has workers", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    return tell_pids(*pids)
+
+signal_handling._set_worker_pids = interrupted
+"""
+
+
+def test_ctrl_c_while_a_loader_starts_its_workers_shows_no_traceback(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """What is half made has not all that its destructor asks for, and says so with a traceback."""
+    (tmp_path / "ragged_workload.py").write_text(WORKLOADS.read_text())
+    (tmp_path / "half_made.py").write_text(HALF_MADE)
+    out = tmp_path / "out"
+    arguments = ["tune", f"{tmp_path / 'half_made.py'}:make", "--out", str(out), *QUICK]
+    gang = workshop.start(script=COMMAND, arguments=[*arguments, "--rounds", "100000"])
+    assert gang.wait() == [130], gang.texts()
+    assert "has workers" in gang.texts()
+    assert "Traceback" not in gang.texts()
+    assert "interrupted: this is what was measured until then" in gang.texts()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -63,15 +63,24 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._came = False
+        self._of = os.getpid()
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int, *_: object) -> None:
+        if os.getpid() != self._of:  # a loader's worker, which ends as its parent wants it to
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         _no_more_interrupts()  # under torchrun both come, and the second would meet what the first began
         self._came = True
         raise KeyboardInterrupt
 
     def unheard(self, unraisable: Any) -> None:
-        """In place of `sys.unraisablehook`: where it is remembered, its traceback tells nobody anything."""
-        if not (self._came and unraisable.exc_type is KeyboardInterrupt):
+        """In place of `sys.unraisablehook`: where it is remembered, its traceback tells nobody anything, nor
+        does that of a destructor which misses what its constructor did not come to, as DataLoader's."""
+        destructor = getattr(unraisable.object, "__name__", "") == "__del__"
+        half_made = destructor and unraisable.exc_type is AttributeError
+        if not (self._came and (half_made or unraisable.exc_type is KeyboardInterrupt)):
             sys.__unraisablehook__(unraisable)
 
     def check(self) -> None:

@@ -101,11 +101,6 @@ def optimised(mine: str, configured: str, places: str | None) -> str:
     return python
 
 
-def _says(command: Command) -> str | None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    return None if done.returncode else done.stdout
-
-
 def uv_requirement(lock: str) -> str:
     """uv as a hashed requirement line, from the lock file's own text. Raises InstallError."""
     for package in tomllib.loads(lock)["package"]:
@@ -146,9 +141,9 @@ def uv_environment(*pips: Command) -> dict[str, str]:
     anyone: list[Command] = [[sys.executable, "-m", "pip"], [BELOW, "-m", "pip"]]
     anyone += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
     for pip in pips or anyone:
-        listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-        if listing.returncode == 0:
-            return {**ours(os.environ), **index_environment(os.environ, listing.stdout)}
+        listing = _says([*pip, "config", "list"])
+        if listing is not None:
+            return {**ours(os.environ), **index_environment(os.environ, listing)}
     return {**ours(os.environ), **index_environment(os.environ, "")}
 
 
@@ -197,7 +192,13 @@ def pip_for(venv: Path) -> list[str | Path]:
 
 
 def _answers(command: Command) -> bool:
-    return subprocess.run([str(word) for word in command], capture_output=True, check=False).returncode == 0
+    return _says(command) is not None
+
+
+def _says(command: Command) -> str | None:
+    """Its output; None where it fails."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout
 
 
 def make_environment(venv: Path) -> None:
@@ -214,10 +215,8 @@ def usable(venv: Path) -> bool:
         return False
     if str(venv) not in config.read_text(encoding="utf-8"):
         return False
-    version = subprocess.run(
-        [python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
-    )
-    return version.returncode == 0 and version.stdout.strip() == sys.version
+    version = _says([python, "-c", "import sys; print(sys.version)"])
+    return version is not None and version.strip() == sys.version
 
 
 def install(root: Path, venv: Path) -> None:

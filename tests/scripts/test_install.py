@@ -37,6 +37,13 @@ def checkout(root: Path) -> Path:
     return root
 
 
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def test_the_fingerprint_follows_what_decides_the_environment(tmp_path: Path) -> None:
     here, there = checkout(tmp_path / "here"), checkout(tmp_path / "there")
     before = fingerprint(here)
@@ -178,12 +185,8 @@ def test_a_pip_that_is_still_too_old_when_apt_has_installed_it_is_told(
 ) -> None:
     """As that of Ubuntu 22.04 for a Python 3.11 from elsewhere: without --python, its own error misleads."""
     spoken = tmp_path / "spoken"
-    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$*" >> {spoken}\n')
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexit 2\n")
-    for program in (tmp_path / "apt-get", python):
-        program.chmod(0o755)
+    program(tmp_path / "apt-get", f'echo "$*" >> {spoken}')
+    python = program(tmp_path / "bin" / "python", "exit 2")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("sys.executable", str(python))
@@ -262,9 +265,7 @@ def test_uv_goes_where_the_first_pip_that_answers_goes(
 ) -> None:
     """A virtual environment without a pip on a machine whose index has a certificate of its own."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    machines = tmp_path / "pip"
-    machines.write_text("#!/bin/sh\necho \"global.cert='/etc/ssl/ca.pem'\"\n")
-    machines.chmod(0o755)
+    machines = program(tmp_path / "pip", "echo \"global.cert='/etc/ssl/ca.pem'\"")
     absent = [sys.executable, "-m", "no_such_pip"]
     assert uv_environment(absent, [machines])["SSL_CERT_FILE"] == "/etc/ssl/ca.pem"
     assert "SSL_CERT_FILE" not in uv_environment(absent)
@@ -274,10 +275,7 @@ def speaking(place: Path, like: str = "[3, 11, true]", pip: str = "") -> str:
     """A Python that answers the two questions with these words; `like` "none": it lacks a module."""
     python = place / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     answer = "exit 1" if like == "none" else f"echo '{like}'"
-    place.mkdir()
-    python.write_text(f'#!/bin/sh\ncase "$1" in -I) {answer};; -m) echo "{pip}";; esac\n')
-    python.chmod(0o755)
-    return str(python)
+    return str(program(python, f'case "$1" in -I) {answer};; -m) echo "{pip}";; esac'))
 
 
 @pytest.mark.parametrize(
@@ -329,9 +327,7 @@ def test_a_python_says_what_it_is_like_or_that_it_lacks_pip(tmp_path: Path) -> N
 def test_what_made_the_environment_is_asked_the_next_time_too(tmp_path: Path) -> None:
     """Another might tell of another version, and the environment be made anew each time."""
     root = checkout(tmp_path / "here")
-    first = tmp_path / "python"
-    first.write_text('#!/bin/sh\necho "$@"\n')
-    first.chmod(0o755)
+    first = program(tmp_path / "python", 'echo "$@"')
     (root / ".venv").mkdir()
     (root / ".venv" / "pyvenv.cfg").write_text(f"version = 3.11.2\nexecutable = {first}\n")
     (root / ".venv" / STAMP).touch()
@@ -345,9 +341,7 @@ def test_who_names_a_python_gets_it(tmp_path: Path) -> None:
     root = tmp_path / "here"
     root.mkdir()
     shutil.copy(ROOT / "Makefile", root)
-    python = tmp_path / "python3.11"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
-    python.chmod(0o755)
+    python = program(tmp_path / "python3.11", '[ "$1" = -c ] || echo "$@"')
     make = ["make", "--no-print-directory", "install"]
     chosen = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     chosen.pop("PYTHON", None)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import pytest
 import torch
+from gangs import Gang as Started
 from gangs import Workshop
 from gpt_runs import COMMAND, write_config
 from native_bf16 import needs_bf16
@@ -540,18 +541,22 @@ os.register_at_fork(after_in_parent=lambda: ctrl_c())
 """
 
 
+def interrupting_itself(workshop: Workshop, place: Path, text: str) -> Started:
+    """A tune of the workload in `text`, which can import the ragged one; it writes to `place / "out"`."""
+    (place / WORKLOADS.name).write_text(WORKLOADS.read_text())
+    (place / "interrupting.py").write_text(text)
+    words = ["tune", f"{place / 'interrupting.py'}:make", "--out", str(place / "out"), *QUICK]
+    return workshop.start(script=COMMAND, arguments=[*words, "--rounds", "100000"])
+
+
 def test_ctrl_c_while_python_forks_a_loader_is_not_forgotten(workshop: Workshop, tmp_path: Path) -> None:
     """It was, and so was every one after it."""
-    (tmp_path / "ragged_workload.py").write_text(WORKLOADS.read_text())
-    (tmp_path / "unheard.py").write_text(UNHEARD)
-    out = tmp_path / "out"
-    arguments = ["tune", f"{tmp_path / 'unheard.py'}:make", "--out", str(out), *QUICK, "--rounds", "100000"]
-    gang = workshop.start(script=COMMAND, arguments=arguments)
+    gang = interrupting_itself(workshop, tmp_path, UNHEARD)
     assert gang.wait() == [130], gang.texts()
     assert "forks" in gang.texts(), "it was meant to come just there"
     assert "Exception ignored in" not in gang.texts(), "nor is it printed as an error that nobody caught"
     assert "interrupted: this is what was measured until then" in gang.texts()
-    assert json.loads((out / "tune.json").read_text())["interrupted"]
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["interrupted"]
 
 
 HALF_MADE = """
@@ -575,11 +580,7 @@ def test_ctrl_c_while_a_loader_starts_its_workers_shows_no_traceback(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     """What is half made has not all that its destructor asks for, and says so with a traceback."""
-    (tmp_path / "ragged_workload.py").write_text(WORKLOADS.read_text())
-    (tmp_path / "half_made.py").write_text(HALF_MADE)
-    out = tmp_path / "out"
-    arguments = ["tune", f"{tmp_path / 'half_made.py'}:make", "--out", str(out), *QUICK]
-    gang = workshop.start(script=COMMAND, arguments=[*arguments, "--rounds", "100000"])
+    gang = interrupting_itself(workshop, tmp_path, HALF_MADE)
     assert gang.wait() == [130], gang.texts()
     assert "has workers" in gang.texts()
     assert "Traceback" not in gang.texts()

@@ -406,6 +406,27 @@ def test_this_machines_token_is_not_sent_to_another_user_who_listens_in_the_cont
                 assert connection.token()
 
 
+def test_who_has_no_controller_yet_is_told_that_the_one_at_the_usual_address_is_another_users(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two share a machine; the second was told to send a token, which only the first has."""
+    directory.token.unlink()
+    connection = Connection(None, None, None)
+    monkeypatch.setenv("HOLDFAST_DATA_DIR", str(directory.path))
+    with listening(NOBODY, "127.0.0.1") as listener:
+        usual = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr("holdfast_controller.cli.connection.DEFAULT_SERVER", usual)
+        with pytest.raises(DataDirectoryError) as told:
+            connection.token()
+        assert str(told.value) == (
+            f"at {usual} another user of this machine answers (uid {NOBODY}), and you have no controller of "
+            f"your own in {directory.path}: start one with `holdfast up --port 0`, or name the one that you "
+            "mean with --server and --token-file"
+        )
+        assert Connection(usual, None, None).token() is None, "it was named: whoever answers has the word"
+    assert connection.token() is None, "nobody listens there, which the request tells"
+
+
 def test_the_token_of_a_controller_that_listened_on_all_addresses_is_not_sent_to_another_user_either(
     tmp_path: Path,
 ) -> None:

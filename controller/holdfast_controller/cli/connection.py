@@ -60,7 +60,10 @@ class Connection:
         if given := _token_in_environment():
             return given
         # This machine's token is for this machine's controller, not for whatever --server names.
-        if not self._is_here(self.address()) or not exists(self.directory.token):
+        if not self._is_here(self.address()):
+            return None
+        if not exists(self.directory.token):
+            self._refuse_to_guess(self.address())
             return None
         self._refuse_others(self.address())
         return read_token(self.directory.token)
@@ -84,6 +87,18 @@ class Connection:
                 f"{server} is answered by another user of this machine (uid {min(others)}), who "
                 f"would learn the token in {self.directory.token}, and with it may do all that you may: "
                 "start `holdfast up`, or name the controller that you mean with --server and --token-file"
+            )
+
+    def _refuse_to_guess(self, server: str) -> None:
+        """Raises DataDirectoryError where nobody named a controller and there is none of ours, and the one at
+        the usual address is another user's: he alone has its token."""
+        address = urlsplit(server)
+        others = users_listening(address.hostname or "", address.port or 80) - {os.getuid()}
+        if others and self.server is None:
+            raise DataDirectoryError(
+                f"at {server} another user of this machine answers (uid {min(others)}), and you have no "
+                f"controller of your own in {self.directory.path}: start one with `holdfast up --port 0`, or "
+                "name the one that you mean with --server and --token-file"
             )
 
     def _require_the_named_one(self) -> None:

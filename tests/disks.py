@@ -31,7 +31,7 @@ def real_disk(path: Path, size: int) -> Iterator[Path]:
     if program is None:
         pytest.skip("making an ext4 needs mkfs.ext4")
     subprocess.run([program, "-q", "-m", "0", str(image)], check=True)
-    with _mounted(path, ["-o", "loop", str(image)]):
+    with _mounted(path, ["-o", "loop,errors=remount-ro", str(image)]):
         yield path
 
 
@@ -52,6 +52,17 @@ def _mounted(path: Path, what: list[str]) -> Iterator[None]:
 def remount(path: Path, mode: str) -> None:
     """`mode` is ro or rw."""
     subprocess.run(["mount", "-o", f"remount,{mode}", str(path)], check=True)
+
+
+def break_disk(path: Path) -> None:
+    """Have the kernel find an error in the file system of the real disk at `path`, which can then be read
+    alone: at once, and whoever has files of it open."""
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    (device,) = (Path(of).name for of, where, *_ in mounts if where == str(path))
+    try:
+        Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
+    except OSError as error:
+        pytest.skip(f"cannot have a file system fail: {error}")
 
 
 def no_more_files(path: Path) -> None:

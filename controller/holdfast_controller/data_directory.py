@@ -139,10 +139,12 @@ class DataDirectory:
         return not self.path.samefile(other)
 
     def remove_server_file(self, pid: int) -> None:
-        """Take back what this process wrote; a file of another process stays."""
+        """Take back what this process wrote; a file of another process stays, as does one on a disk that has
+        failed: whoever reads it finds that nobody answers there."""
         written = self.read_server_file()
         if written is not None and written.pid == pid:
-            self.server_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.server_file.unlink(missing_ok=True)
 
 
 def default_data_directory() -> Path:
@@ -189,7 +191,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _cannot_write(path: Path, error: OSError) -> DataDirectoryError:
-    remedy = "free some space" if error.errno in NO_ROOM else "make it yours"
+    remedies = {errno.EROFS: "mount its file system for writing"} | dict.fromkeys(NO_ROOM, "free some space")
+    remedy = remedies.get(error.errno or 0, "make it yours")
     return DataDirectoryError(
         f"cannot write {path}: {error.strerror}; {remedy}, or give another data directory with --data-dir"
     )

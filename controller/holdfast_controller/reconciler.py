@@ -226,7 +226,7 @@ class Reconciler:
         after = _retry_seconds(self._retries[key])
         expected = isinstance(error, HoldfastError)
         log.error(
-            "a pass failed and is tried again", job=key, error=str(error), after=after, exc_info=not expected
+            "a pass failed and is tried again", job=key, error=str(error), within=after, exc_info=not expected
         )
         return after
 

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from disks import fill, small_disk
+from disks import break_disk, fill, real_disk, small_disk
 from fastapi import FastAPI
 
 from holdfast_controller.cli.connection import Connection
@@ -365,6 +365,20 @@ def test_a_disk_that_is_full_at_a_start_is_named_with_the_file_and_room_helps(tm
         assert refused() == f"cannot write {data / 'server.json'}: {advice}"
         with claim(settings) as listening:
             assert listening.token == token
+
+
+def test_a_disk_that_fails_under_a_controller_is_told_by_the_next_start(tmp_path: Path) -> None:
+    """The end of the one that ran was a traceback: it could not remove what says where it answers."""
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        settings = load_settings(data_dir=disk / "data", listen_port=0)
+        with claim(settings):
+            break_disk(disk)
+        with pytest.raises(DataDirectoryError) as told, claim(settings):
+            pass
+        assert str(told.value) == (
+            f"cannot write {disk}/data/lock: Read-only file system; mount its file system for writing, or "
+            "give another data directory with --data-dir"
+        )
 
 
 def test_a_controller_that_cannot_say_where_it_answers_ends_with_the_reason(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_what_a_replica_left_is_told_as_it_is() -> None:
     assert memory == [False, True, False], "of what we killed for a drill the kernel's word says nothing"
 
 
-NO_WORD = Lost(9, False, no_room="cannot write into /run/attempts/0001: No space left on device")
+NO_WORD = Lost(9, False, unwritten="cannot write into /run/attempts/0001: No space left on device")
 
 
 def test_what_could_not_begin_on_a_full_disk_has_the_disk_to_blame() -> None:
@@ -268,7 +268,7 @@ def test_what_could_not_begin_on_a_full_disk_has_the_disk_to_blame() -> None:
     assert not seen.disrupted
     assert seen.termination is not None
     assert seen.termination.storage_unavailable
-    assert seen.termination.error == NO_WORD.no_room
+    assert seen.termination.error == NO_WORD.unwritten
 
 
 @pytest.mark.parametrize(
@@ -287,3 +287,9 @@ def test_a_full_disk_is_not_to_blame_for_what_else_took_a_replica(
     (seen,) = judge(AttemptFacts((facts(lost=NO_WORD, **more),), **attempt))
     assert seen.disrupted
     assert seen.termination is None
+
+
+def test_where_the_disk_took_no_word_of_an_end_nobody_is_said_to_have_caused_it() -> None:
+    """A notice ended the supervisor, which its disk, read-only by then, could not be told."""
+    (seen,) = judge(AttemptFacts((facts(lost=NO_WORD, ranks_started=1),)))
+    assert seen.reason == f"Vanished: how its supervisor ended is not known: {NO_WORD.unwritten}"

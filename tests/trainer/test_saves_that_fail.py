@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from asked import address_of, get
-from disks import fill
+from disks import fill, real_disk, remount
 from gangs import KILL, NOTICE, Gang, Workshop
 from waiting import wait_until
 
@@ -91,6 +91,26 @@ def test_where_there_is_no_room_to_begin_that_is_told_and_the_next_attempt_goes_
     last = workshop.start(ranks=2, steps=30, save_every=10, run_dir=small_disk / "run", size=1000)
     assert last.wait() == [0, 0], last.texts()
     assert "resumed from step 20" in last.texts()
+
+
+def test_where_the_disk_has_become_read_only_that_is_told_and_the_next_attempt_goes_on(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """The kernel does that to one which fails. The attempt counted as a failure of the job."""
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        first = workshop.start(ranks=2, steps=20, save_every=10, run_dir=disk / "run")
+        assert first.wait() == [0, 0], first.texts()
+        remount(disk, "ro")
+        closed = workshop.start(ranks=2, steps=30, save_every=10, run_dir=disk / "run")
+        assert closed.wait() == [1, 1], closed.texts()
+        message = closed.termination()
+        assert (message.outcome, message.storage_unavailable, message.config_error) == ("failed", True, False)
+        assert message.error.startswith(f"run directory {disk / 'run'} is read-only: [Errno 30] Read-only f")
+        assert message.error.endswith("what was saved is still there")
+        remount(disk, "rw")
+        last = workshop.start(ranks=2, steps=30, save_every=10, run_dir=disk / "run")
+        assert last.wait() == [0, 0], last.texts()
+        assert "resumed from step 20" in last.texts()
 
 
 def test_training_goes_on_while_the_disk_is_full(workshop: Workshop, small_disk: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from disks import fill_whole, real_disk
+from disks import break_disk, fill_whole, real_disk
 from processes import Processes
 from waiting import wait_until
 
@@ -154,6 +154,19 @@ def test_a_log_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
         done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
     assert done.returncode == 74
     error = f"cannot write the log {disk}/attempts/0002/log: No space left on device"
+    assert Termination.from_json(told.read_text()) == Termination(
+        "failed", 0, 0, error, storage_unavailable=True
+    )
+
+
+def test_a_log_on_a_disk_that_was_made_read_only_says_so(tmp_path: Path) -> None:
+    """It was counted as the job's failure: four attempts, and the job had failed."""
+    told = tmp_path / "termination"
+    with real_disk(tmp_path / "disk", 8 << 20) as disk:
+        break_disk(disk)
+        done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
+    assert done.returncode == 74
+    error = f"cannot write the log {disk}/attempts/0002/log: Read-only file system"
     assert Termination.from_json(told.read_text()) == Termination(
         "failed", 0, 0, error, storage_unavailable=True
     )

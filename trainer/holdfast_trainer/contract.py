@@ -292,6 +292,9 @@ NO_MEMORY = (
 PyTorch's allocator, such as a context, a kernel's code or the workspace of a library."""
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """How the system says that a disk is full, or what its user may have of it."""
+TAKES_NOTHING = NO_ROOM | {errno.EROFS}
+"""How it says that nothing can be written there for now. EROFS: the kernel lets a file system be read alone
+once its disk fails, until it is mounted anew."""
 AWAY = frozenset(
     (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED, errno.ECONNRESET,
      errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENOLINK, errno.EIO)

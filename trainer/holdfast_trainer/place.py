@@ -101,6 +101,11 @@ def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
             f"run directory {run.path} does not answer: {error}. See to its server, or to its mount on this "
             "machine; what was saved is still there"
         )
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return StorageUnavailable(
+            f"run directory {run.path} is read-only: {error}. Mount its file system for writing; if it was, "
+            "its disk has failed, so see to that first; what was saved is still there"
+        )
     if may_pass(error):
         return StorageUnavailable(
             f"there is no room to begin in run directory {run.path}: {error}. Free some, or "

@@ -50,7 +50,7 @@ from .contract import (
     ENV_LOG_BYTES,
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
-    NO_ROOM,
+    TAKES_NOTHING,
     Termination,
     rank_mark,
     write_termination,
@@ -310,7 +310,7 @@ def could_not_begin(what: str, error: OSError) -> int:
     """Tell that there is no room, no answer or no right for what is needed first; returns the exit code."""
     message = f"{what}: {error.strerror}"
     print(f"supervise: {message}", file=sys.stderr)
-    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in NO_ROOM | AWAY)
+    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in TAKES_NOTHING | AWAY)
     write_termination(_termination_log(), last)
     return EXIT_IO_ERROR
 

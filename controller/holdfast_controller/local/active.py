@@ -20,7 +20,7 @@ import structlog
 from holdfast_controller.cluster import AttemptObservation, Invalid, NotFound, NotReady, RankExit
 from holdfast_controller.drills import DrillKind
 from holdfast_controller.heartbeat import Heartbeat
-from holdfast_trainer.contract import NO_ROOM, Progress
+from holdfast_trainer.contract import TAKES_NOTHING, Progress
 
 from . import process
 from .evidence import AttemptFacts, ReplicaFacts, judge
@@ -253,9 +253,9 @@ class ActiveAttempt:
     def _write_lost(self, replica: int, lost: Lost) -> None:
         self._lost[replica] = lost
         fault = self._keep(lambda: self.files.write_lost(replica, lost))
-        if fault is not None and fault.errno in NO_ROOM:
+        if fault is not None and fault.errno in TAKES_NOTHING:
             said = f"cannot write into {self.files.directory}: {fault.strerror}"
-            self._lost[replica] = replace(lost, no_room=said)
+            self._lost[replica] = replace(lost, unwritten=said)
 
     def _keep_deadlines(self) -> None:
         if self._deadline is not None and self._deadline.passed and self._killed is None:

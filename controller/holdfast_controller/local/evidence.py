@@ -63,9 +63,9 @@ def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
     end = replica.exit
     disrupted, reason = _taken(replica, facts)
     termination = replica.termination
-    if no_room := _no_room_to_begin(replica, facts):
+    if unwritten := _nothing_could_begin(replica, facts):
         disrupted, reason = False, ""
-        termination = Termination("failed", 0, 0, no_room, storage_unavailable=True)
+        termination = Termination("failed", 0, 0, unwritten, storage_unavailable=True)
     if replica.running:
         state = ReplicaState.RUNNING
         ended_at = None
@@ -87,13 +87,13 @@ def _judge(replica: ReplicaFacts, facts: AttemptFacts) -> ReplicaObservation:
     )
 
 
-def _no_room_to_begin(replica: ReplicaFacts, facts: AttemptFacts) -> str:
-    """Why it began no rank, where its disk was too full for any to say so; empty where that was not it."""
+def _nothing_could_begin(replica: ReplicaFacts, facts: AttemptFacts) -> str:
+    """Why it began no rank, where its disk took not even word of that; empty where that was not it."""
     lost = replica.lost
     if lost is None or replica.running or replica.ranks_started or replica.termination is not None:
         return ""
     others = replica.drill is not None or lost.out_of_memory or facts.cut_short or facts.rebooted
-    return "" if others or _lost_by_us(replica, facts) else lost.no_room
+    return "" if others or _lost_by_us(replica, facts) else lost.unwritten
 
 
 def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
@@ -111,6 +111,8 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
     if not replica.running and end is None and not _lost_by_us(replica, facts):
         if facts.rebooted:
             return True, "Vanished: this machine went down, and was booted since"
+        if replica.lost is not None and replica.lost.unwritten:
+            return True, f"Vanished: how its supervisor ended is not known: {replica.lost.unwritten}"
         return True, "Vanished: its supervisor ended without a trace, killed from outside"
     if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):
         text = f"Killed: torchrun got {_name(end.signal)} from outside"

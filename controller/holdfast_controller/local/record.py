@@ -83,8 +83,9 @@ class Lost:
     out_of_memory: bool
     limit: int | None = None
     """Bytes that it was held to, where that was the reason."""
-    no_room: str = ""
-    """Why neither it nor we could write down how it ended, where its disk is full; never on record, then."""
+    unwritten: str = ""
+    """Why neither it nor we could write down how it ended, where its disk is full or read-only; never on
+    record, then."""
     ours: bool = False
     """Whether it still ran when we killed all: the times do not tell where the clock was set in between."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 
-from ..contract import AWAY, NO_ROOM
+from ..contract import AWAY, TAKES_NOTHING
 
 
 class UnsupportedState(TypeError):
@@ -34,17 +34,18 @@ class Fenced(CheckpointError):
 
 
 class StorageUnavailable(CheckpointError):
-    """The run directory has no room to begin, or its store does not answer; another time it may be otherwise.
+    """The run directory is full, or read-only, or its store does not answer; later it may be otherwise.
 
     It is no fault of the job's, and the last words of a rank that ends for it say so."""
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether it, or what it came from, is a full disk or a store, or a mount, that does not answer."""
+    """Whether it, or what it came from, is a disk that is full or read-only, or a store or a mount that does
+    not answer."""
     while error is not None:
         if isinstance(error, StorageUnavailable):
             return True
-        if isinstance(error, OSError) and error.errno in NO_ROOM | AWAY:
+        if isinstance(error, OSError) and error.errno in TAKES_NOTHING | AWAY:
             return True
         error = error.__cause__
     return False

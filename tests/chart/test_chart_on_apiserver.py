@@ -24,6 +24,7 @@ from waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 ATTEMPTS = Path(__file__).parents[1] / "controller" / "golden"
+NETWORK_POLICY = Path(__file__).parents[2] / "k8s" / "network-policy.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_everything_is_of_the_schemas_that_the_apiserver_serves(
     rendered = tmp_path / "chart.yaml"
     rendered.write_text(helm.render(*values))
     theirs = [one for one in helm.documents(*values) if one["kind"] in OTHERS]
-    samples = [rendered, *sorted(ATTEMPTS.glob("*.yaml"))]
+    samples = [rendered, NETWORK_POLICY, *sorted(ATTEMPTS.glob("*.yaml"))]
     strictly = ["-summary", "-output", "text", "-skip", ",".join(OTHERS)]
     done = subprocess.run(
         [str(kubeconform), *strictly, "-schema-location", location, *map(str, samples)],

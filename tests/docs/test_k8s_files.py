@@ -14,8 +14,10 @@ import yaml
 from holdfast_controller.jobs import TrainingJob
 from holdfast_controller.manifests import attempt_manifests
 from holdfast_controller.pod_settings import PodSettings
+from holdfast_controller.pod_template import JOB_LABEL
 from holdfast_controller.policy.placement import MARKS, Provider
 from holdfast_controller.policy.quantity import quantity
+from holdfast_trainer.contract import DEFAULT_PORT
 
 K8S = Path(__file__).parents[2] / "k8s"
 FILES = sorted(K8S.rglob("*.yaml"))
@@ -48,6 +50,19 @@ def test_the_jobs_of_a_cluster_find_the_data_that_the_sample_prepares() -> None:
                 assert set(one["spec"]["storage"].values()) <= claims
                 assert one["spec"]["config"]["data"]["path"] == "/holdfast/data/stdlib"
                 assert one["spec"]["config"]["model"]["vocab_size"] == vocabulary
+
+
+def test_the_policy_for_a_namespace_lets_in_whom_a_job_needs() -> None:
+    """Its own pods, on whatever port, and whoever asks for its figures where pods give them."""
+    (policy,) = documents(K8S / "network-policy.yaml")
+    among, figures = policy["spec"]["ingress"]
+    jobs = {"matchExpressions": [{"key": JOB_LABEL, "operator": "Exists"}]}
+    assert policy["spec"]["podSelector"] == jobs
+    assert among == {"from": [{"podSelector": jobs}]}
+    assert figures["ports"] == [{"port": DEFAULT_PORT, "protocol": "TCP"}]
+    (where,) = figures["from"][0]["namespaceSelector"]["matchExpressions"]
+    assert "-n holdfast-system" in (K8S / "README.md").read_text()
+    assert "holdfast-system" in where["values"]
 
 
 @pytest.mark.parametrize("told", ["README.md", "k8s/README.md", "helm/holdfast/templates/NOTES.txt"])

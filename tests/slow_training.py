@@ -13,7 +13,7 @@ for step in run.steps(1_000_000):
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    time.sleep(0.05)
+    time.sleep(0.2)
 """
 COMMAND = ["python", "-c", TRAINS_SLOWLY]
-"""Of a job; it does 20 steps a second, a million in all."""
+"""Of a job; it does five steps a second, a million in all."""

@@ -61,7 +61,7 @@ def verdict(job: Job, attempt: int) -> dict[str, Any]:
 def test_a_gang_is_frozen_and_tells_its_stacks_and_a_replica_runs_out_of_memory(here: World) -> None:
     job = Job(here, "drilled")
     resources = {"cpu": "100m", "memory": "1Gi"}
-    job.submit(100_000, pace=0.05, resources=resources, hangSeconds=HANG_SECONDS)
+    job.submit(100_000, pace=0.2, resources=resources, hangSeconds=HANG_SECONDS)
 
     # Nobody is left to say that all stand still: the controller finds it, and asks before it ends them.
     job.trains(1)

@@ -42,7 +42,7 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
 
         def trains() -> bool:
             progress = here.job("slow").status.progress
-            return progress is not None and progress.step > 20
+            return progress is not None and progress.step > 5
 
         wait_until(trains, "the job to train", 240)
         assert gpus_idle(here.job("slow")) is None, "who uses its GPU hears nothing of it"
@@ -94,7 +94,7 @@ def test_a_job_that_leaves_its_gpu_idle_gives_it_back_and_goes_on_when_it_is_res
 
         def further() -> bool:
             now = here.job("slow").status.progress
-            return now is not None and now.step > before.step + 20
+            return now is not None and now.step > before.step + 5
 
         wait_until(further, "the job to train on")
         assert gpus_idle(here.job("slow")) == gpus_idle(job)

@@ -132,7 +132,7 @@ def test_quick_tests_come_first(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(root / "tests"), MARK: "inner"},
+        env={**os.environ, "PYTHONPATH": str(root / "tests"), "PYTEST_ADDOPTS": "", MARK: "inner"},
     )
     names = [line.rpartition("::")[2] for line in listing.stdout.splitlines() if "::" in line]
     assert names == ["test_p", "test_s", "test_c"], listing.stdout + listing.stderr

@@ -10,10 +10,11 @@ across files, each in one worker:
 - `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
-The groups begin first, for nobody can help with them later; files with slow tests follow. Those with quick
-ones alone fill up the end, those first whose tests ask most often for a directory: were a long file the last,
-one worker would have it while the others had nothing. Such tests mostly wait, for processes; so files whose
-tests ask for none, which but compute, go in between, and the last of all is one.
+The groups begin first, for nobody can help with them later. Then files take turns: those with slow tests,
+most of which compute, those whose quick tests ask for a directory, most of which wait for processes, and
+those whose tests ask for none, which but compute. While many wait at once, a core has nothing to do. Those
+that ask most often come first, and in the last fifth no test is slow: were a long file the last, one worker
+would have it while the others had nothing.
 
 Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
 each worker writes. xdist's own marks do not reach it with pytest 9.2, see pytest-xdist's issue 1386.
@@ -46,6 +47,9 @@ ENGINES = ("local_world", "one_machine")
 """Modules that start local engines."""
 OF_GROUPS = ("live", "cluster", "control_plane")
 """Fixtures of a whole session that no test asks for but those of one group."""
+
+SLOW_UNTIL = 0.8
+"""Of all files, where those with slow tests end."""
 
 _INPUT = "groups"
 _DIRECTORY = pytest.StashKey[Path]()
@@ -108,14 +112,14 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     computing = [path for path in dict.fromkeys(item.path for item in quick) if path not in asking]
     place = {path: number / len(waiting) for number, path in enumerate(waiting)}
     place |= {path: (1 + number) / len(computing) for number, path in enumerate(computing)}
+    long = list(dict.fromkeys(item.path for item in items if item.path in slow and item not in groups))
+    place |= {path: SLOW_UNTIL * number / len(long) for number, path in enumerate(long)}
 
-    def rank(item: pytest.Item) -> tuple[int, float]:
+    def rank(item: pytest.Item) -> tuple[int, float, bool]:
         if item in groups:
             # Who starts a cluster of its own comes before that of the session, which would wait meanwhile.
-            return _FIRST.index(groups[item]), "cluster" in getattr(item, "fixturenames", ())
-        if item.path in slow:
-            return len(_FIRST), 0
-        return len(_FIRST) + 1, place[item.path]
+            return _FIRST.index(groups[item]), "cluster" in getattr(item, "fixturenames", ()), False
+        return len(_FIRST), place[item.path], item.path not in slow
 
     items.sort(key=rank)
     there.write_text(json.dumps({item.nodeid: group for item, group in groups.items()}))

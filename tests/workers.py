@@ -13,7 +13,7 @@ across files, each in one worker:
 The groups begin first, for nobody can help with them later. Then files take turns: those with slow tests,
 most of which compute, those whose quick tests ask for a directory, most of which wait for processes, and
 those whose tests ask for none, which but compute. While many wait at once, a core has nothing to do. Those
-that ask most often come first, and in the last fifth no test is slow: were a long file the last, one worker
+that ask most often come first, and in the last third no test is slow: were a long file the last, one worker
 would have it while the others had nothing.
 
 Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
@@ -48,7 +48,7 @@ ENGINES = ("local_world", "one_machine")
 OF_GROUPS = ("live", "cluster", "control_plane")
 """Fixtures of a whole session that no test asks for but those of one group."""
 
-SLOW_UNTIL = 0.8
+SLOW_UNTIL = 0.7
 """Of all files, where those with slow tests end."""
 
 _INPUT = "groups"

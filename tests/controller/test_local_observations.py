@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +25,13 @@ async def serve(answers: list[str], *headers: str) -> tuple[asyncio.Server, str]
     """An HTTP server that gives these answers one after the other, the last one for ever."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = (answers.pop(0) if len(answers) > 1 else answers[0]).encode()
-        lines = ("HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *headers, "", "")
-        writer.write("\r\n".join(lines).encode() + body)
-        await writer.drain()
-        writer.close()
+        # An engine that ends may have come without having asked yet.
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            body = (answers.pop(0) if len(answers) > 1 else answers[0]).encode()
+            lines = ("HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *headers, "", "")
+            writer.write("\r\n".join(lines).encode() + body)
+            await writer.drain()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,27 +147,21 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_log_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(fill_whole, "No space left on device"), (break_disk, "Read-only file system")],
+    ids=["full", "read-only, as one that failed"],
+)
+def test_a_log_that_its_disk_does_not_take_says_so(
+    spoil: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
     """It is no fault of the job's, and the message tells it apart from one that is."""
     told = tmp_path / "termination"
     with real_disk(tmp_path / "disk", 8 << 20) as disk:
-        fill_whole(disk)
+        spoil(disk)
         done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
     assert done.returncode == 74
-    error = f"cannot write the log {disk}/attempts/0002/log: No space left on device"
-    assert Termination.from_json(told.read_text()) == Termination(
-        "failed", 0, 0, error, storage_unavailable=True
-    )
-
-
-def test_a_log_on_a_disk_that_was_made_read_only_says_so(tmp_path: Path) -> None:
-    """It was counted as the job's failure: four attempts, and the job had failed."""
-    told = tmp_path / "termination"
-    with real_disk(tmp_path / "disk", 8 << 20) as disk:
-        break_disk(disk)
-        done = supervised(disk / "attempts" / "0002", "true", HOLDFAST_TERMINATION_LOG=str(told))
-    assert done.returncode == 74
-    error = f"cannot write the log {disk}/attempts/0002/log: Read-only file system"
+    error = f"cannot write the log {disk}/attempts/0002/log: {said}"
     assert Termination.from_json(told.read_text()) == Termination(
         "failed", 0, 0, error, storage_unavailable=True
     )

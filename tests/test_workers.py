@@ -109,9 +109,7 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     assert [test for test in tests if test in whole] == whole, "in one worker, in their order"
 
 
-def test_what_is_slow_what_waits_and_what_but_computes_take_turns(
-    tmp_path: Path,
-) -> None:
+def test_what_is_slow_what_waits_and_what_but_computes_take_turns(tmp_path: Path) -> None:
     twice = AT_A_PLACE + AT_A_PLACE.replace("place", "other")
     project(tmp_path, a=QUICK, b=AT_A_PLACE, c=twice, d=SLOW, e=AT_A_PLACE, f=QUICK, g=SLOW + AT_A_PLACE)
     (tests,) = by_worker(run(tmp_path, "-n", "1")).values()

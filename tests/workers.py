@@ -106,14 +106,15 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     """Put first what takes longest, and write the groups `there`; within each the order stays."""
     groups = {item: group for item in items if (group := group_of(item))}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    quick = [item for item in items if item not in groups and item.path not in slow]
+    others = [item for item in items if item not in groups]
+    long = list(dict.fromkeys(item.path for item in others if item.path in slow))
+    quick = [item for item in others if item.path not in slow]
     asking = Counter(item.path for item in quick if "tmp_path" in getattr(item, "fixturenames", ()))
     waiting = [path for path, _ in asking.most_common()]
     computing = [path for path in dict.fromkeys(item.path for item in quick) if path not in asking]
-    place = {path: number / len(waiting) for number, path in enumerate(waiting)}
+    place = {path: SLOW_UNTIL * number / len(long) for number, path in enumerate(long)}
+    place |= {path: number / len(waiting) for number, path in enumerate(waiting)}
     place |= {path: (1 + number) / len(computing) for number, path in enumerate(computing)}
-    long = list(dict.fromkeys(item.path for item in items if item.path in slow and item not in groups))
-    place |= {path: SLOW_UNTIL * number / len(long) for number, path in enumerate(long)}
 
     def rank(item: pytest.Item) -> tuple[int, float, bool]:
         if item in groups:

@@ -301,6 +301,8 @@ AWAY = frozenset(
 )  # fmt: skip
 """How it says that a mount's server does not answer, or that the program behind it (FUSE) is gone. EIO: of an
 NFS mount with `soft`; and of a disk that fails, which may have lost that file alone."""
+MAY_PASS = TAKES_NOTHING | AWAY
+"""What is no fault of the job that meets it, and may be otherwise later."""
 
 
 def raise_fence(run: RunDir, attempt: int | None) -> int:

@@ -92,16 +92,17 @@ def _second_run(run: RunDir) -> str:
 
 def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
     """Why an attempt cannot, whose run directory could not be written to or read; says what to do."""
-    if isinstance(error, OSError) and error.errno == errno.EIO:
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EIO:
         return StorageUnavailable(
             f"run directory {run.path} does not answer: {error}. See to its mount's server, or to its disk"
         )
-    if isinstance(error, OSError) and error.errno in contract.AWAY:
+    if code in contract.AWAY:
         return StorageUnavailable(
             f"run directory {run.path} does not answer: {error}. See to its server, or to its mount on this "
             "machine; what was saved is still there"
         )
-    if isinstance(error, OSError) and error.errno == errno.EROFS:
+    if code == errno.EROFS:
         return StorageUnavailable(
             f"run directory {run.path} is read-only: {error}. Mount its file system for writing; if it was, "
             "its disk has failed, so see to that first; what was saved is still there"

@@ -45,12 +45,11 @@ from pathlib import Path
 
 from .bounded_log import SECONDS, kept_to
 from .contract import (
-    AWAY,
     DEFAULT_TERMINATION_LOG,
     ENV_LOG_BYTES,
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
-    TAKES_NOTHING,
+    MAY_PASS,
     Termination,
     rank_mark,
     write_termination,
@@ -310,7 +309,7 @@ def could_not_begin(what: str, error: OSError) -> int:
     """Tell that there is no room, no answer or no right for what is needed first; returns the exit code."""
     message = f"{what}: {error.strerror}"
     print(f"supervise: {message}", file=sys.stderr)
-    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in TAKES_NOTHING | AWAY)
+    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in MAY_PASS)
     write_termination(_termination_log(), last)
     return EXIT_IO_ERROR
 

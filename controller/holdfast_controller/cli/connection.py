@@ -77,12 +77,10 @@ class Connection:
     def _refuse_others(self, server: str) -> None:
         """Raises DataDirectoryError where another user listens in the place of our controller, which was at
         `server`, an address of this machine."""
-        address = urlsplit(server)
         known_to = {os.getuid(), 0}
         with suppress(FileNotFoundError):  # it is made anew when the controller starts
             known_to.add(self.directory.token.stat().st_uid)
-        others = users_listening(address.hostname or "", address.port or 80) - known_to
-        if others:
+        if others := _users_at(server) - known_to:
             raise DataDirectoryError(
                 f"{server} is answered by another user of this machine (uid {min(others)}), who "
                 f"would learn the token in {self.directory.token}, and with it may do all that you may: "
@@ -92,9 +90,7 @@ class Connection:
     def _refuse_to_guess(self, server: str) -> None:
         """Raises DataDirectoryError where nobody named a controller and there is none of ours, and the one at
         the usual address is another user's: he alone has its token."""
-        address = urlsplit(server)
-        others = users_listening(address.hostname or "", address.port or 80) - {os.getuid()}
-        if others and self.server is None:
+        if self.server is None and (others := _users_at(server) - {os.getuid()}):
             raise DataDirectoryError(
                 f"at {server} another user of this machine answers (uid {min(others)}), and you have no "
                 f"controller of your own in {self.directory.path}: start one with `holdfast up --port 0`, or "
@@ -149,6 +145,12 @@ class Connection:
             moved=moved,
         )
         return client
+
+
+def _users_at(server: str) -> set[int]:
+    """Who listens at this address of this machine."""
+    address = urlsplit(server)
+    return users_listening(address.hostname or "", address.port or 80)
 
 
 def not_empty(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 
-from ..contract import AWAY, TAKES_NOTHING
+from ..contract import AWAY, MAY_PASS
 
 
 class UnsupportedState(TypeError):
@@ -45,7 +45,7 @@ def may_pass(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, StorageUnavailable):
             return True
-        if isinstance(error, OSError) and error.errno in TAKES_NOTHING | AWAY:
+        if isinstance(error, OSError) and error.errno in MAY_PASS:
             return True
         error = error.__cause__
     return False

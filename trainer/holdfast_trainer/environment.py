@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,16 +30,6 @@ def describe_environment(device: torch.device, compute_dtype: torch.dtype) -> di
         "threads": torch.get_num_threads(),
         **(gpu_libraries() if gpu else {}),
     }
-
-
-def own_code(package: Path = Path(__file__).parent) -> str:
-    """A digest of Holdfast's own sources. Each of them may have a part in what is computed, and its version
-    tells releases apart alone."""
-    digest = hashlib.sha256()
-    for path in sorted((*package.rglob("*.py"), *package.rglob("*.cpp"))):
-        digest.update(f"{path.relative_to(package)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def gpu_libraries() -> dict[str, Any]:

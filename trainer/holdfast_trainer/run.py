@@ -47,11 +47,12 @@ from . import contract
 from .account import Account
 from .alike import announced, depended_on, require_alike
 from .checkpoint import Cadence, has_checkpoint, rng
+from .code_digests import own_code, programs_code
 from .config import ConfigError, Snapshots
 from .deferred import defer_compiler
 from .determinism import choose_kernels, hear_of_operations
 from .ending import Ending
-from .environment import describe_environment, own_code, require_plain
+from .environment import describe_environment, require_plain
 from .exactness import Exactness
 from .faults import data_ended, dead_worker, is_out_of_memory, not_deterministic, out_of_memory
 from .interruption import Exchange, Notice
@@ -167,6 +168,8 @@ class Run:
         self.environment["deterministic"] = deterministic
         if self.rank == 0:  # which alone keeps it, and compares
             self.environment["Holdfast's code"] = own_code()
+            if own := programs_code():
+                self.environment["the program's code"] = own
         choose_kernels(deterministic, self.device)
         if deterministic:
             hear_of_operations(self._exactness.lose)

@@ -1,0 +1,50 @@
+"""Of which code a run is made: Holdfast's, and the program's that uses it. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def own_code(package: Path = Path(__file__).parent) -> str:
+    """A digest of Holdfast's own sources. Each of them may have a part in what is computed, and its version
+    tells releases apart alone."""
+    digest = hashlib.sha256()
+    for path in sorted((*package.rglob("*.py"), *package.rglob("*.cpp"))):
+        digest.update(f"{path.relative_to(package)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def programs_code() -> str:
+    """A digest of the program's own sources: its script, or the package that `python -m` was given a module
+    of, and what it has imported from beside it or from within it so far. Of what is installed versions tell.
+    Empty where there is nothing to read, as at a prompt, and where the program is Holdfast's."""
+    main = sys.modules["__main__"]
+    script, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if script is None or (spec is not None and spec.name.partition(".")[0] == __package__):
+        return ""
+    place = Path(os.path.abspath(script))
+    around = place.parents[max(0, spec.name.count(".") - 1) if spec is not None else 0]
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = {place, *(Path(os.path.abspath(file)) for file in loaded if file)}
+    own = sorted(file for file in files if file == place or _is_own(file, around))
+    digest = hashlib.sha256()
+    try:
+        for file in own:
+            digest.update(f"{file.relative_to(around)}\n".encode())
+            digest.update(file.read_bytes())
+    except OSError:  # taken away since
+        return ""
+    return digest.hexdigest()[:12]
+
+
+def _is_own(file: Path, around: Path) -> bool:
+    """Whether it is a source of the program around which such lie."""
+    elsewhere = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+    if file.suffix != ".py" or not file.is_relative_to(around) or any(map(file.is_relative_to, elsewhere)):
+        return False
+    return not {"site-packages", "dist-packages"} & set(file.relative_to(around).parts)

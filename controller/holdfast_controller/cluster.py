@@ -21,7 +21,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from holdfast_trainer.contract import Progress, Termination
+from holdfast_trainer.contract import Progress, Termination, legible
 
 from .drills import DrillKind
 from .heartbeat import Silence
@@ -182,11 +182,15 @@ class RankExit:
     """Seconds since the epoch; the earliest is usually the cause, the others its victims."""
     peak_bytes: int | None = None
     """The most memory that one process of it had at a time."""
+    said: str = ""
+    """The last lines of what it wrote, where it ended with a code other than 0."""
 
     @classmethod
     def from_document(cls, rank: int, end: Mapping[str, Any]) -> RankExit:
         """As its supervisor tells it (holdfast_trainer/supervise.py). Raises KeyError where it does not."""
-        return cls(rank, end.get("code"), end.get("signal"), end["ended"], end.get("peak_bytes"))
+        said = end.get("said")
+        words = legible(said) if isinstance(said, str) else ""
+        return cls(rank, end.get("code"), end.get("signal"), end["ended"], end.get("peak_bytes"), words)
 
 
 @dataclass(frozen=True)

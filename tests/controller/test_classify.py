@@ -444,6 +444,8 @@ def test_an_attempt_that_was_asked_to_stop(
         "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
         "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7",
         "DistBackendError: NCCL error: remote process exited or there was a network error",
+        "ncclRemoteError: ... possibly due to a network error or a remote process exiting prematurely.",
+        "Last error:\nsocketProgress: Connection closed by remote peer gpt-1-worker-0<40312>",
     ],
 )
 def test_a_replica_that_fell_silent_is_the_cause_where_its_peer_tells_only_of_the_connection(
@@ -531,3 +533,109 @@ def test_who_is_shut_out_of_its_run_directory_by_an_attempt_that_is_not_on_recor
         4, True, True, (bad(0, RESET, at=9.0), bad(1, Termination("failed", 0, 0, said)))
     )
     assert classify(seen, superseded=superseded_by(seen, [])).verdict is verdict
+
+
+# What a plain script writes has no words of the trainer's beside it. As PyTorch 2.15 prints it: the beginning
+# found no room.
+LOST_ITS_PEER = """... last):
+[rank1]:   File "train.py", line 5, in <module>
+[rank1]:     loss.backward()
+[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.7]:6831. This is \
+typically caused by a remote worker crashing."""
+NOT_DEFINED = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    print(undefined)
+          ^^^^^^^^^
+NameError: name 'undefined' is not defined"""
+NO_ROOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --rate 1"
+
+
+def wrote(index: int, *said: str, code: int = 1) -> ReplicaObservation:
+    """A replica whose ranks ended one after the other and wrote that last."""
+    ends = tuple(RankExit(index, code, None, 10.0 + at, said=text) for at, text in enumerate(said))
+    return replace(bad(index), ranks=ends)
+
+
+SILENT = ReplicaObservation(1, ReplicaState.FAILED, "Killed: by Holdfast", exit_signal=9, ended_at=11.0)
+PLAIN = [
+    pytest.param(
+        (wrote(0, NOT_DEFINED),),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: NameError: name 'undefined' is not defined",
+        id="an exception",
+    ),
+    pytest.param(
+        (wrote(0, USAGE, code=2),),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 2; it last said: train.py: error: unrecognized arguments: "
+        "--rate 1",
+        id="a wrong argument",
+    ),
+    pytest.param(
+        (wrote(0, NO_ROOM),),
+        Verdict.OUT_OF_MEMORY,
+        "replica 0: rank 0 ended with exit code 1; it last said: torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 2.00 GiB.",
+        id="no memory",
+    ),
+    pytest.param(
+        (wrote(0, "Loss is fine, and 12 GiB are free.\nCUDA out of memory is what we fear\nbye"),),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: bye",
+        id="of memory long before",
+    ),
+    pytest.param(
+        (wrote(0, LOST_ITS_PEER), SILENT),
+        Verdict.DISRUPTED,
+        "replica 1 fell silent, and its peers lost the connection to it",
+        id="its peer fell silent",
+    ),
+    pytest.param(
+        (wrote(0, LOST_ITS_PEER), replace(SILENT, lost_node=True)),
+        Verdict.LOST_NODE,
+        "replica 1: its node fell silent (replica 0: rank 0 ended with exit code 1; it last said: "
+        "RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer",
+        id="its peer's node fell silent",
+    ),
+    pytest.param(
+        (wrote(0, NOT_DEFINED), replace(SILENT, lost_node=True)),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: NameError",
+        id="a fault of its own beside it",
+    ),
+    pytest.param(
+        (wrote(0, LOST_ITS_PEER), replace(wrote(1, NOT_DEFINED), ended_at=12.0)),
+        Verdict.FAILED,
+        "replica 1: rank 1 ended with exit code 1; it last said: NameError",
+        id="its peer's fault took longer to end",
+    ),
+    pytest.param(
+        (wrote(0, LOST_ITS_PEER, NOT_DEFINED), SILENT),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: NameError",
+        id="the fault of another rank of its own",
+    ),
+    pytest.param(
+        (wrote(0, "ConnectionResetError: [Errno 104] Connection reset by peer"), SILENT),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: ConnectionResetError",
+        id="a connection of its own",
+    ),
+    pytest.param(
+        (wrote(0, "step 50 after: Connection closed by peer\nstep 60"), SILENT),
+        Verdict.FAILED,
+        "replica 0: rank 0 ended with exit code 1; it last said: step 60",
+        id="of a peer long before",
+    ),
+]
+
+
+@pytest.mark.parametrize(("replicas", "verdict", "reason"), PLAIN)
+def test_what_a_plain_script_wrote_last_is_the_evidence(
+    replicas: tuple[ReplicaObservation, ...], verdict: Verdict, reason: str
+) -> None:
+    """ "Exit code 1" said nothing, and a peer's lost node was held against the script."""
+    incident = classify(AttemptObservation(1, True, True, replicas))
+    assert incident.verdict is verdict, incident.reason
+    assert incident.reason.startswith(reason)

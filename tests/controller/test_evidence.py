@@ -25,6 +25,7 @@ def ranks(*exits: RankExit) -> dict[str, object]:
     return {"ranks": exits, "ranks_started": len(exits)}
 
 
+PEER_GONE = "RuntimeError: [gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:6831"
 CASES = [
     pytest.param((facts(running=True),), {}, False, "", id="runs"),
     pytest.param((facts(exit=Exit(9, 0), **ranks(RankExit(0, 0, None, 8))),), {}, False, "", id="finished"),
@@ -78,6 +79,20 @@ CASES = [
         False,
         "OutOfMemory: it reached its limit of 512 MiB",
         id="beyond its own limit",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), ranks=(RankExit(0, 1, None, 8, said=PEER_GONE),), ranks_started=2),),
+        {},
+        True,
+        "Vanished: 1 of its ranks ended without a trace",
+        id="a rank of a plain script vanished, and the other one lost it",
+    ),
+    pytest.param(
+        (facts(exit=Exit(9, 1), ranks=(RankExit(0, 1, None, 8, said="KeyError: 'a'"),), ranks_started=2),),
+        {},
+        False,
+        "",
+        id="a rank of a plain script failed",
     ),
     pytest.param(
         (facts(exit=Exit(9, 1), ranks=(RankExit(0, 0, None, 8),), ranks_started=2),),

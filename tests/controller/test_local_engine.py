@@ -144,7 +144,7 @@ def test_a_rank_that_fails_is_a_failure_also_where_torchrun_ends_its_neighbour(t
             end(tmp_path, job, 1, 1, 5)
             incident = classify(await until(engine, job, 1, "the end", gone))
             assert incident.verdict is Verdict.FAILED
-            assert incident.reason == "replica 0: rank 1 ended with exit code 5"
+            assert incident.reason == "replica 0: rank 1 ended with exit code 5; it last said: rank 1 is up"
 
     asyncio.run(story())
 

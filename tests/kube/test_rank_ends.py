@@ -45,6 +45,20 @@ def test_a_program_that_knows_of_no_notices_was_deleted_when_it_ended_by_one() -
 
 
 @pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("ImportError: \x1b[31mno module\x1b[0m", "; it last said: ImportError: no module"),
+        ("", ""),
+        (["a list"], ""),
+        (None, ""),
+    ],
+)
+def test_what_a_program_without_words_of_its_own_wrote_last_is_shown(said: object, shown: str) -> None:
+    incident = verdict(job(), pod(phase="Failed", state=ended(1, rank_end(0, code=1, said=said))))
+    assert incident == (Verdict.FAILED, f"replica 0: rank 0 ended with exit code 1{shown}")
+
+
+@pytest.mark.parametrize(
     "message",
     [
         "[1]", '{"rank": 1}', '{"rank": "1", "signal": 9, "ended": 1}', '{"rank": 1, "ended": 1}',

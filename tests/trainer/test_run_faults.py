@@ -437,7 +437,7 @@ def test_a_rank_with_fewer_batches_than_steps_says_so(workshop: Workshop, tmp_pa
     assert (told.outcome, told.step, told.durable_step, told.config_error) == ("failed", 5, 4, False)
     assert told.error.startswith("rank 1, step 6: an iterator has no more for it (StopIteration). Ask run")
     assert "model(next(batches)).sum().backward()" in gang.ranks[1].text(), "where it was is in the log"
-    assert lost_its_peer(gang.termination(0))
+    assert lost_its_peer(gang.termination(0), ())
 
 
 def test_memory_that_never_sufficed_is_not_asked_for_again(workshop: Workshop) -> None:

@@ -665,7 +665,7 @@ def test_a_worker_does_not_outlive_its_rank(workshop: Workshop, tmp_path: Path) 
     assert not left
     assert gang.ranks[1].wait(60) == 1
     said = gang.termination(1)
-    assert lost_its_peer(said), said.error
+    assert lost_its_peer(said, ()), said.error
 
 
 def test_a_second_notice_changes_nothing(workshop: Workshop) -> None:

@@ -62,6 +62,31 @@ def test_the_log_and_the_exit_file_tell_how_it_went(tmp_path: Path) -> None:
     assert "signal" not in exit_file
 
 
+@pytest.mark.parametrize("tee", [False, True])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "import sys; print('fine', flush=True); sys.exit('cannot: no such \\x1b[1mfile\\x1b[0m')",
+            "fine\ncannot: no such file",
+        ),
+        ("print('one\\n\\n  two  \\r\\n'); import sys; sys.exit(3)", "one\n  two"),
+        ("import sys; sys.exit(3)", None),
+        ("print('all is well')", None),
+        ("import os; print('all is well', flush=True); os.kill(os.getpid(), 9)", None),
+        ("import sys; print('x' * 3000 + 'the end'); sys.exit(3)", "..." + "x" * 1016 + "the end"),
+        ("import sys; sys.stdout.buffer.write(b'\\xc3' * 2000); sys.exit(3)", None),
+    ],
+    ids=["words", "lines", "silent", "well", "killed", "long", "no text"],
+)
+def test_beside_a_bad_exit_code_stands_what_was_said_last(
+    tmp_path: Path, script: str, said: str | None, tee: bool
+) -> None:
+    words = ["--log", str(tmp_path / "log"), "--exit", str(tmp_path / "exit"), *(["--tee"] if tee else [])]
+    subprocess.run([*SUPERVISE, *words, "--", sys.executable, "-c", script], check=False, capture_output=True)
+    assert json.loads((tmp_path / "exit").read_text()).get("said") == said
+
+
 def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
     assert supervised(tmp_path, "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
     assert ended(tmp_path / "exit")["signal"] == signal.SIGKILL

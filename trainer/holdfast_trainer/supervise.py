@@ -5,9 +5,11 @@
 
 The command runs as a child in a session of its own, in another directory with ``--directory``. Its output is
 appended to the log, which takes no more than HOLDFAST_LOG_BYTES of the disk (bounded_log.py), SIGTERM and
-SIGINT are passed on to it once each, and when it ends the exit file says how::
+SIGINT are passed on to it once each, and when it ends the exit file says how, and beside a code that is
+not 0 what it said last::
 
-    {"code": 0, "ended": 1760000000.0, "peak_bytes": 734003200}     or     {"signal": 9, ...}
+    {"code": 0, "ended": 1760000000.0, "peak_bytes": 734003200}     or     {"signal": 9, ...}     or
+    {"code": 1, ..., "said": "NameError: name 'step' is not defined"}
 
 The kernel kills the command when the supervisor dies (PR_SET_PDEATHSIG), and with
 ``--die-with-parent`` the supervisor itself when its parent dies. A local attempt stacks two of them,
@@ -45,18 +47,20 @@ from pathlib import Path
 
 from .bounded_log import SECONDS, kept_to
 from .contract import (
+    CUT,
     DEFAULT_TERMINATION_LOG,
     ENV_LOG_BYTES,
     ENV_TERMINATION_LOG,
     EXIT_CONFIG_ERROR,
     MAY_PASS,
     Termination,
+    legible,
     rank_mark,
     write_termination,
 )
 from .kept_room import KeptFile, keep_room
 from .still_disk import Apart
-from .tee import MarkedLines, Sink, copy, write_all
+from .tee import MarkedLines, Newest, Sink, copy, write_all
 from .within import within
 
 USAGE = (
@@ -72,6 +76,10 @@ EXIT_NOTICE = 143
 """As of a process that SIGTERM ended."""
 EXIT_SECONDS = 60.0
 """For the exit file to be durable: without one a rank counts as killed, and a busy disk may take its time."""
+SAID_BYTES = 1024
+"""Of what a command said last, as it is told beside its exit code: the end of a traceback, or of a usage."""
+SAID_SECONDS = 5.0
+"""For the log's disk to give it back."""
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
@@ -281,14 +289,17 @@ def run(options: Options, *, in_place: bool = False) -> int:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
         return refuse(_cannot_run(options.command[0], error), log, exit_file)
+    newest = Newest(SAID_BYTES + 1)
     if feed is not None and pipe is not None and kept is not None:
         os.close(feed)
         keep = Apart(kept, kept.end)
-        code = _copy(child, pipe, keep, shown=options.tee)
+        code = _copy(child, pipe, [newest, keep], shown=options.tee)
     else:
         keep = None
         code = child.wait(None if kept is None else kept.tend)
-    end = how_it_ended(code, child.peak_bytes)
+        if code > 0 and options.log is not None:
+            _read_newest(options.log, newest)
+    end = how_it_ended(code, child.peak_bytes, _said(newest.data) if code > 0 else "")
     if code != 0 and options.tell_exit:
         write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
     if keep is None or keep.end():
@@ -322,16 +333,35 @@ def _log_limit() -> int:
         return 0
 
 
-def _copy(child: Child, pipe: int, keep: Sink, *, shown: bool) -> int:
-    """Log what the command says, and show it, until it ends; returns its exit code."""
+def _copy(child: Child, pipe: int, keep: list[Sink], *, shown: bool) -> int:
+    """Keep what the command says, and show it, until it ends; returns its exit code."""
     if not shown:
-        return child.copy_until_end(pipe, [keep])
+        return child.copy_until_end(pipe, keep)
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
-        return child.copy_until_end(pipe, [keep, lambda data: write_all(1, data)])
+        return child.copy_until_end(pipe, [*keep, lambda data: write_all(1, data)])
     lines = MarkedLines(1, rank_mark(int(os.environ.get("RANK", "0"))))
-    code = child.copy_until_end(pipe, [keep, lines])
+    code = child.copy_until_end(pipe, [*keep, lines])
     lines.end()
     return code
+
+
+def _read_newest(log: Path, newest: Newest) -> None:
+    """What the command itself wrote into its log last; nothing where its disk does not tell."""
+
+    def read() -> None:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - SAID_BYTES - 1))
+            newest(file.read())
+
+    within(SAID_SECONDS, read)
+
+
+def _said(newest: bytes) -> str:
+    """The lines of it that a person can read; `CUT` stands for what was before."""
+    text = newest[-SAID_BYTES:].decode("utf-8", "ignore")
+    lines = [line.rstrip() for line in legible(text).splitlines()]
+    said = "\n".join(line for line in lines if line)
+    return CUT + said if len(newest) > SAID_BYTES and said else said
 
 
 def _was_interrupted() -> bool:
@@ -367,13 +397,13 @@ def refuse(
     return EXIT_CONFIG_ERROR
 
 
-def how_it_ended(code: int, peak_bytes: int | None = None) -> dict[str, float | None]:
+def how_it_ended(code: int, peak_bytes: int | None = None, said: str = "") -> dict[str, float | str | None]:
     """What the exit file says of a command that has just ended; a negative code is a signal's."""
     how = {"code": code} if code >= 0 else {"signal": -code}
-    return {**how, "ended": time.time(), "peak_bytes": peak_bytes}
+    return {**how, "ended": time.time(), "peak_bytes": peak_bytes, **({"said": said} if said else {})}
 
 
-def record(exit_file: KeptFile | None, end: dict[str, float | None]) -> None:
+def record(exit_file: KeptFile | None, end: dict[str, float | str | None]) -> None:
     """Write the exit file; where that fails the exit code alone has to do. There may be no room to say so
     either, and what Python cannot write to sys.stderr would change that code."""
     if exit_file is None:

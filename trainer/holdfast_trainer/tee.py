@@ -50,6 +50,16 @@ class MarkedLines:
         return b"%b%b\n" % (b"" if line.startswith(self._mark) else self._mark, line)
 
 
+class Newest:
+    """Keeps the newest `most` bytes."""
+
+    def __init__(self, most: int):
+        self._most, self.data = most, b""
+
+    def __call__(self, data: bytes) -> None:
+        self.data = (self.data + data)[-self._most :]
+
+
 def write_all(sink: int, data: bytes) -> None:
     """Raises OSError; what was written by then stays."""
     while data:

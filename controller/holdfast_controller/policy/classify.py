@@ -39,6 +39,8 @@ from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, NO_MEMORY, Termina
 from .superseded import why_superseded
 
 _TRACEBACK = "Traceback (most recent call last):"
+_MARK = re.compile(r"(?m)^\[rank\d+\]: ")
+"""Before each line of a traceback that PyTorch prints where a process group was made."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def bad(rank: RankExit) -> bool:
 
 
 _LOST_PEER = re.compile(
-    r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited"  # gloo, sockets, NCCL
+    r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exit(?:ed|ing)"  # gloo, NCCL
     r"|Connection was likely closed|Timed out waiting \d+ms for (?:recv|send)"  # the store; gloo
     r"|Watchdog caught collective operation timeout"  # NCCL
 )
@@ -137,18 +139,29 @@ _OWN_CONNECTION = re.compile(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe)E
 """How Python tells of a connection or a pipe: those between ranks are none of Python's."""
 
 
-def lost_its_peer(message: Termination | None) -> bool:
-    """Whether all that a replica has to say is that another one went away."""
-    if message is None or message.outcome != "failed" or _OWN_CONNECTION.search(message.error):
-        return False
-    return bool(_LOST_PEER.search(message.error))
+def lost_its_peer(message: Termination | None, ranks: tuple[RankExit, ...]) -> bool:
+    """Whether all that a replica has to say is that another one went away: by the trainer's message, or where
+    there is none, as of a script that has nothing of Holdfast, by what its ranks wrote last."""
+    if message is not None:
+        return message.outcome == "failed" and _names_lost_peer(message.error)
+    ended = [rank for rank in ranks if bad(rank) and rank.signal not in (signal.SIGKILL, signal.SIGTERM)]
+    first = min(ranks, key=lambda rank: rank.ended, default=None)
+    return first in ended and all(_tells_of_lost_peer(rank) for rank in ended)
+
+
+def _names_lost_peer(error: str) -> bool:
+    return bool(_LOST_PEER.search(error)) and not _OWN_CONNECTION.search(error)
+
+
+def _tells_of_lost_peer(rank: RankExit) -> bool:
+    return bool(rank.said) and _names_lost_peer("\n".join(_last_words(rank.said)))
 
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
     """Of several ranks in a replica the first to speak is heard: the kernel may know of a worse end there. By
     SIGABRT NCCL, too, ends a rank that waited for a peer in vain."""
     worse = replica.out_of_memory or (_crashed(replica) and _first_to_end(replica).signal != signal.SIGABRT)
-    return lost_its_peer(replica.termination) and not worse
+    return lost_its_peer(replica.termination, replica.ranks) and not worse
 
 
 def _crashed(replica: ReplicaObservation) -> bool:
@@ -241,7 +254,7 @@ def _kind(replica: ReplicaObservation) -> Verdict:
     message = replica.termination
     if message is not None and message.storage_unavailable:
         return Verdict.STORAGE_UNAVAILABLE
-    if replica.out_of_memory or (message is not None and _names_memory(message.error)):
+    if replica.out_of_memory or _names_memory(_words(replica)):
         return Verdict.OUT_OF_MEMORY
     if message is not None and message.outcome == "hung":
         return Verdict.HUNG
@@ -254,6 +267,25 @@ _MEMORY = (
     *NO_MEMORY,
 )
 """As told by the trainer (faults.py), or, before it can explain anything, by Python and PyTorch."""
+
+
+def _words(replica: ReplicaObservation) -> str:
+    """Of its end: the trainer's message, else what the rank that ended badly first wrote last."""
+    if replica.termination is not None:
+        return replica.termination.error
+    first = _first_cause(replica)
+    return "\n".join(_last_words(first.said)) if first is not None and first.said else ""
+
+
+def _first_cause(replica: ReplicaObservation) -> RankExit | None:
+    """Of its ranks the first to end badly; another one where that lost but the connection to it, whose own
+    end took longer."""
+    ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
+    if ranks and _tells_of_lost_peer(ranks[0]):
+        killed = (signal.SIGKILL, signal.SIGTERM)
+        causes = (r for r in ranks if r.signal not in killed and not _tells_of_lost_peer(r))
+        return next(causes, ranks[0])
+    return ranks[0] if ranks else None
 
 
 def _names_memory(error: str) -> bool:
@@ -271,9 +303,10 @@ def _say(replica: ReplicaObservation) -> str:
         return f"{where}: {_exception_in(said)}"
     if replica.out_of_memory:
         return f"{where}: {replica.reason or 'the kernel killed it for memory'}{_peak(replica)}"
-    ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
-    if ranks:
-        return f"{where}: rank {ranks[0].rank} {_how(ranks[0].code, ranks[0].signal)}"
+    first = _first_cause(replica)
+    if first is not None:
+        said = f"; it last said: {_exception_in(first.said)}" if first.said else ""
+        return f"{where}: rank {first.rank} {_how(first.code, first.signal)}{said}"
     how = f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
     return f"{how} before it had started a rank: {replica.torchrun_said}" if replica.torchrun_said else how
 
@@ -281,7 +314,7 @@ def _say(replica: ReplicaObservation) -> str:
 def _is_of_a_victim(replica: ReplicaObservation) -> bool:
     """Whether what a replica says is less than what is known of it: a rank of it that could say nothing was
     the first to end."""
-    if lost_its_peer(replica.termination):
+    if lost_its_peer(replica.termination, replica.ranks):
         return not _only_lost_its_peer(replica)
     assert replica.termination is not None
     return replica.termination.outcome == "interrupted" and _crashed(replica)
@@ -292,15 +325,20 @@ def _exception_in(said: str) -> str:
     fault of CUDA that says how to compile, of one of NCCL what failed. Of what is no traceback the last line.
     The log tail has all of it. Where an exception was met while another was handled, it counts.
     """
-    lines = said.splitlines()
+    words = _last_words(said)
+    return " ... ".join(dict.fromkeys((words[0], words[-1])))
+
+
+def _last_words(said: str) -> list[str]:
+    """Of a traceback what follows its frames, of anything else the last line."""
+    lines = _MARK.sub("", said).splitlines()
     begins = next((at for at in reversed(range(len(lines))) if _TRACEBACK in lines[at]), None)
     if begins is None and lines[0].startswith(CUT):
         begins = 0
     if begins is None:
-        return lines[-1]
+        return lines[-1:]
     frames = dropwhile(lambda line: not line.startswith(" "), lines[begins + 1 :])
-    named = list(dropwhile(lambda line: line.startswith(" "), frames))
-    return " ... ".join(dict.fromkeys((named[0], lines[-1]))) if named else lines[-1]
+    return list(dropwhile(lambda line: line.startswith(" "), frames)) or lines[-1:]
 
 
 def _peak(replica: ReplicaObservation) -> str:

@@ -30,15 +30,16 @@ def programs_code() -> str:
     place = Path(os.path.abspath(script))
     around = place.parents[max(0, spec.name.count(".") - 1) if spec is not None else 0]
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    files = {place, *(Path(os.path.abspath(file)) for file in loaded if file)}
-    own = sorted(file for file in files if file == place or _is_own(file, around))
+    # A module that was made, not loaded, may have a name of its own for a file, as torch.ops has "_ops.py".
+    files = {place, *(Path(file) for file in loaded if file and os.path.isabs(file))}
     digest = hashlib.sha256()
-    try:
-        for file in own:
-            digest.update(f"{file.relative_to(around)}\n".encode())
-            digest.update(file.read_bytes())
-    except OSError:  # taken away since
-        return ""
+    for file in sorted(file for file in files if file == place or _is_own(file, around)):
+        try:
+            text = file.read_bytes()
+        except OSError:  # taken away since
+            return ""
+        digest.update(f"{file.relative_to(around)}\n".encode())
+        digest.update(text)
     return digest.hexdigest()[:12]
 
 

@@ -64,6 +64,8 @@ class DrillReport:
     """Steps of the next attempt that had been done before, with a loss on record both times."""
     different: tuple[int, ...]
     """Those of them whose loss had other bits."""
+    resume_differences: tuple[str, ...] = ()
+    """What the next attempt told of that was not as it was before."""
 
     @property
     def heard(self) -> bool:
@@ -72,7 +74,11 @@ class DrillReport:
 
     @property
     def proof(self) -> str:
-        """What the steps done twice say of the resume, in a sentence."""
+        """What the steps done twice say of the resume, and it of itself, in a sentence."""
+        told = f"; the resume told: {'; '.join(self.resume_differences)}" if self.resume_differences else ""
+        return self._of_steps() + told
+
+    def _of_steps(self) -> str:
         if self.different:
             shown = ", ".join(str(step) for step in self.different[:5])
             return f"NOT exact: of {self.again} steps done twice {len(self.different)} differ, from {shown}"
@@ -123,6 +129,7 @@ def drill_report(
         recovery_seconds=None if after is None else after.get("recoverySeconds"),
         again=len(both),
         different=tuple(step for step in both if before[step] != since[step]),
+        resume_differences=() if after is None else tuple(after.get("resumeDifferences") or ()),
     )
 
 

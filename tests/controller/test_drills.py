@@ -54,6 +54,14 @@ def test_one_other_bit_is_named() -> None:
     assert told.proof == "NOT exact: of 17 steps done twice 2 differ, from 44, 57"
 
 
+def test_what_the_resume_told_of_itself_stands_beside_the_proof() -> None:
+    """Of a script that was edited meanwhile it said no more than that steps differ."""
+    edited = "the program's code: 32a740e4a829 -> 4b517694b1ab"
+    after = {**AFTER, "resumeDifferences": [edited]}
+    told = report(HIT, after, lines=steps(1, 1, 57) + steps(2, 41, 60, step44="0x1.5p+0"))
+    assert told.proof == f"NOT exact: of 17 steps done twice 1 differ, from 44; the resume told: {edited}"
+
+
 def test_after_a_notice_nothing_is_done_twice() -> None:
     hit = attempt(1, 57, "Disrupted", durableStep=57, lostSteps=0)
     after = attempt(2, 58, resumedStep=57, firstStepAt="x", recoverySeconds=3.0)

@@ -343,6 +343,10 @@ class MemoryEngine:
         for key in [key for key, attempt in self.attempts.items() if attempt.queued]:
             del self.attempts[key]
 
+    def tell(self, key: str) -> None:
+        """Something moved in the job's attempt."""
+        self._keys.publish(key)
+
     def running(self, uid: str) -> list[Attempt]:
         return [a for (of, _), a in self.attempts.items() if of == uid and a.alive]
 

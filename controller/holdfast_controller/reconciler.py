@@ -28,6 +28,7 @@ import structlog
 
 from .clock import ClockWatch
 from .cluster import AttemptObservation, Conflict, Engine, Event, HoldfastError, JobStore, NotFound, NotReady
+from .failed_passes import FailedPasses
 from .gpu_watch import GpuWatch
 from .job_series import JobFigures
 from .jobs import TAIL_RANKS, Status, TrainingJob, Verdict, utcnow
@@ -98,7 +99,7 @@ class Reconciler:
         self._watch = watch
         self._queue = WorkQueue()
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
-        self._retries: dict[str, int] = {}
+        self._failed_passes = FailedPasses()
         self._wrote: dict[str, datetime] = {}
         """When we last wrote a job's status, by key."""
         self._moved: dict[str, int] = {}
@@ -127,7 +128,7 @@ class Reconciler:
     def _forget(self) -> None:
         """All that was seen: whoever acts next tells of the jobs from now on, and some may go meanwhile."""
         self._queue.close()
-        self._retries.clear()
+        self._failed_passes.clear()
         self._wrote.clear()
         self._moved.clear()
         self._metrics.jobs.clear()
@@ -209,7 +210,7 @@ class Reconciler:
             started = time.perf_counter()
             try:
                 after = await self.reconcile(key)
-                self._retries.pop(key, None)
+                self._failed_passes.end(key)
             except Conflict:
                 after = 0.02  # somebody wrote first: look again
             except Exception as error:  # one job's trouble must not end the others'
@@ -221,13 +222,19 @@ class Reconciler:
                 self._queue.add_after(key, after)
 
     def _failed(self, key: str, error: Exception) -> float:
-        self._retries[key] = self._retries.get(key, 0) + 1
         self._metrics.reconcile_errors.inc()
-        after = _retry_seconds(self._retries[key])
-        expected = isinstance(error, HoldfastError)
-        log.error(
-            "a pass failed and is tried again", job=key, error=str(error), within=after, exc_info=not expected
-        )
+        tell = self._failed_passes.add(key, repr(error))
+        passes = self._failed_passes.count(key)
+        after = _retry_seconds(passes)
+        if tell:
+            log.error(
+                "a pass failed and is tried again",
+                job=key,
+                error=str(error),
+                passes=passes,
+                within=after,
+                exc_info=not isinstance(error, HoldfastError),
+            )
         return after
 
     # ------------------------------------------------------------- one pass
@@ -429,7 +436,7 @@ class Reconciler:
         answers = await asyncio.gather(*(self._tail(job, observation.attempt, rank) for rank in asked))
         tails = {}
         for rank, lines in zip(asked, answers, strict=True):
-            if isinstance(lines, HoldfastError) and self._retries.get(job.key, 0) < TAIL_TRIES:
+            if isinstance(lines, HoldfastError) and self._failed_passes.count(job.key) < TAIL_TRIES:
                 raise lines
             # A lost node never answers: there must be a verdict all the same.
             if isinstance(lines, Exception):

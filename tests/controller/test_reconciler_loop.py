@@ -15,6 +15,7 @@ from fakes import MemoryEngine, MemoryStore
 from local_world import all_running, at_work, end, local_engine, ranks_up, until, waiting_job
 from scene import make
 from series import sample
+from structlog.testing import capture_logs
 from waiting import wait_until_async
 
 from holdfast_controller import reconciler
@@ -91,6 +92,43 @@ def test_many_jobs_run_side_by_side_and_one_that_breaks_the_pass_stops_no_other(
                 lambda: sample(stage.metrics, "holdfast_jobs", succeeded) == 4,
                 "the metrics to follow",
             )
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_woken_again_and_again_while_its_passes_fail_does_not_fill_the_log() -> None:
+    """With each step that it told of: of a database whose disk failed fifty jobs told every second."""
+
+    class Down(MemoryEngine):
+        why = "the disk failed"
+
+        async def observe(self, job: TrainingJob, attempt: int) -> AttemptObservation:
+            raise Unavailable(self.why)
+
+    async def story() -> None:
+        engine = Down()
+        async with on_stage(MemoryStore(), engine) as stage:
+            errors = lambda: sample(stage.metrics, "holdfast_reconcile_errors_total") or 0  # noqa: E731
+
+            async def fail(passes: int) -> None:
+                async def failed() -> bool:
+                    engine.tell("default/a")
+                    return errors() >= passes
+
+                await wait_until_async(failed, f"{passes} passes to fail")
+
+            with capture_logs() as lines:
+                await stage.store.create(make(replicas=1))
+                await fail(20)
+                engine.why = "the disk is full"
+                await fail(30)
+            told = [line for line in lines if line["event"] == "a pass failed and is tried again"]
+            first = [line["passes"] for line in told if line["error"] == "the disk failed"]
+            second = [line["passes"] for line in told if line["error"] == "the disk is full"]
+            assert first[:5] == [1, 2, 4, 8, 16]
+            assert len(first) <= 6
+            assert len(second) <= 2, "another error is told at once"
+            assert second
 
     asyncio.run(story())
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -29,11 +30,8 @@ def programs_code() -> str:
         return ""
     place = Path(os.path.abspath(script))
     around = place.parents[max(0, spec.name.count(".") - 1) if spec is not None else 0]
-    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    # A module that was made, not loaded, may have a name of its own for a file, as torch.ops has "_ops.py".
-    files = {place, *(Path(file) for file in loaded if file and os.path.isabs(file))}
     digest = hashlib.sha256()
-    for file in sorted(file for file in files if file == place or _is_own(file, around)):
+    for file in sorted({place, *_imported_from(around)}):
         try:
             text = file.read_bytes()
         except OSError:  # taken away since
@@ -43,9 +41,16 @@ def programs_code() -> str:
     return digest.hexdigest()[:12]
 
 
-def _is_own(file: Path, around: Path) -> bool:
-    """Whether it is a source of the program around which such lie."""
+def _imported_from(around: Path) -> Iterator[Path]:
+    """Sources below it that are a program's own. There are thousands of modules: most are told by a text."""
     elsewhere = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
-    if file.suffix != ".py" or not file.is_relative_to(around) or any(map(file.is_relative_to, elsewhere)):
-        return False
-    return not {"site-packages", "dist-packages"} & set(file.relative_to(around).parts)
+    below = os.path.join(around, "")
+    for module in list(sys.modules.values()):
+        # One that was made, not loaded, may have a name of its own for a file, as torch.ops has "_ops.py".
+        file = getattr(module, "__file__", None)
+        if not (isinstance(file, str) and file.startswith(below) and file.endswith(".py")):
+            continue
+        path = Path(file)
+        installed = {"site-packages", "dist-packages"} & set(path.relative_to(around).parts)
+        if not installed and not any(map(path.is_relative_to, elsewhere)):
+            yield path

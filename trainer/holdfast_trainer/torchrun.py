@@ -34,6 +34,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,8 @@ def run(argv: list[str]) -> int:
     spin_briefly(os.environ)
     try:
         with without_collector():  # seconds, in which the disk has nothing else to do
+            from torch.distributed.elastic.multiprocessing.api import SignalException
+            from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
             from torch.distributed.launcher.api import LaunchConfig
             from torch.distributed.run import main as torchrun
     except ModuleNotFoundError as error:
@@ -167,7 +170,17 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         return supervise.could_not_begin("cannot make a semaphore, which lies in /dev/shm", error)
     wait_for_first(argv[: argv.index("--")])
-    torchrun(tell_shutdown_timeout(words, LaunchConfig))
+    # In its own words either takes thirty lines, which on a cluster stand for the last ones of the rank.
+    try:
+        torchrun(tell_shutdown_timeout(words, LaunchConfig))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
+        print(f"torchrun: rank {rank} ended with {how}", file=sys.stderr)
+        return 1
+    except SignalException as error:
+        print(*traceback.format_exception_only(error), end="", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -635,7 +635,7 @@ PLAIN = [
 def test_what_a_plain_script_wrote_last_is_the_evidence(
     replicas: tuple[ReplicaObservation, ...], verdict: Verdict, reason: str
 ) -> None:
-    """ "Exit code 1" said nothing, and a peer's lost node was held against the script."""
+    """An exit code said nothing, and a peer's lost node was held against the script."""
     incident = classify(AttemptObservation(1, True, True, replicas))
     assert incident.verdict is verdict, incident.reason
     assert incident.reason.startswith(reason)

@@ -49,6 +49,9 @@ def test_a_program_that_knows_of_no_notices_was_deleted_when_it_ended_by_one() -
     [
         ("ImportError: \x1b[31mno module\x1b[0m", "; it last said: ImportError: no module"),
         ("", ""),
+        ("[rank0]: ", ""),
+        ("...", "; it last said: ..."),
+        ("\n", ""),
         (["a list"], ""),
         (None, ""),
     ],

@@ -129,8 +129,8 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
                 return taken
     if end is not None and end.bad and not _ours(end.ended, facts):
         untold = replica.ranks_started - len(replica.ranks)
-        told = any(_bad(rank) for rank in replica.ranks)
-        if untold and (not told or lost_its_peer(replica.termination, replica.ranks)):
+        failed = any(_bad(rank) for rank in replica.ranks)
+        if untold and (not failed or lost_its_peer(replica.termination, replica.ranks)):
             # As with SIGKILL above: torchrun tells of it long after the peers have crashed.
             return True, f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
         if replica.ranks and not untold and not any(_bad(rank) for rank in replica.ranks):

@@ -154,7 +154,7 @@ def _names_lost_peer(error: str) -> bool:
 
 
 def _tells_of_lost_peer(rank: RankExit) -> bool:
-    return bool(rank.said) and _names_lost_peer("\n".join(_last_words(rank.said)))
+    return _names_lost_peer("\n".join(_last_words(rank.said)))
 
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
@@ -274,7 +274,7 @@ def _words(replica: ReplicaObservation) -> str:
     if replica.termination is not None:
         return replica.termination.error
     first = _first_cause(replica)
-    return "\n".join(_last_words(first.said)) if first is not None and first.said else ""
+    return "" if first is None else "\n".join(_last_words(first.said))
 
 
 def _first_cause(replica: ReplicaObservation) -> RankExit | None:
@@ -305,7 +305,8 @@ def _say(replica: ReplicaObservation) -> str:
         return f"{where}: {replica.reason or 'the kernel killed it for memory'}{_peak(replica)}"
     first = _first_cause(replica)
     if first is not None:
-        said = f"; it last said: {_exception_in(first.said)}" if first.said else ""
+        words = _exception_in(first.said).strip()
+        said = f"; it last said: {words}" if words else ""
         return f"{where}: rank {first.rank} {_how(first.code, first.signal)}{said}"
     how = f"{where}: {_how(replica.exit_code, replica.exit_signal)}"
     return f"{how} before it had started a rank: {replica.torchrun_said}" if replica.torchrun_said else how
@@ -331,7 +332,7 @@ def _exception_in(said: str) -> str:
 
 def _last_words(said: str) -> list[str]:
     """Of a traceback what follows its frames, of anything else the last line."""
-    lines = _MARK.sub("", said).splitlines()
+    lines = _MARK.sub("", said).splitlines() or [""]
     begins = next((at for at in reversed(range(len(lines))) if _TRACEBACK in lines[at]), None)
     if begins is None and lines[0].startswith(CUT):
         begins = 0

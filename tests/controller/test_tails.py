@@ -17,6 +17,7 @@ from holdfast_controller.policy.tails import (
     bound_tails,
     last_of_each,
     last_told,
+    most_telling,
     rank_of,
 )
 from holdfast_controller.reconciler import TAIL_CHARACTERS
@@ -113,3 +114,27 @@ def test_a_c_stack_does_not_push_out_where_python_stood() -> None:
     assert len(lines) - lines.index("") <= C_STACK_LINES
     said = ['  Binary file "weights.bin" is not there', "Current thread's name: main"]
     assert last_told(said, 20) == said
+
+
+LOST = "RuntimeError: [pair.cc:561] Connection closed by peer"
+BOOM = "[rank3]: ValueError: label 7 of 2 classes"
+
+
+@pytest.mark.parametrize(
+    ("reason", "tails", "rank"),
+    [
+        ("replica 1: rank 3 ended with exit code 1; it last said: boom", {"0": LOST, "3": BOOM}, "3"),
+        ("replica 1: ValueError: label 7 of 2 classes", {"0": LOST, "2": LOST, "3": BOOM}, "3"),
+        ("replica 1: ValueError: label 7 of 2 classes ... it goes on", {"2": LOST, "3": BOOM}, "3"),
+        ("replica 1: ValueError: what nobody wrote", {"0": LOST, "2": LOST, "3": LOST}, "2"),
+        ("no step for 30 s: rank 2 says nothing", {"0": "step", "2": "step"}, "2"),
+        ("replica 1: rank 3 ended by SIGKILL", {"0": LOST, "2": LOST}, "2"),
+        ("replica 1: DeletionByPodGC: node no longer exists", {"0": LOST, "10": LOST}, "0"),
+        ("it ended without a trace", {"10": LOST, "9": LOST}, "9"),
+        ("replica 0: ValueError", {}, None),
+    ],
+)
+def test_whose_last_lines_are_shown_first(reason: str, tails: dict[str, str], rank: str | None) -> None:
+    """Rank 0's were, which told of the connection that it had lost to the one to blame."""
+    record = AttemptRecord(number=1, verdict=Verdict.FAILED, reason=reason, log_tail=tails)
+    assert most_telling(record, ranks_a_replica=2) == rank

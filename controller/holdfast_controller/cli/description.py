@@ -18,6 +18,7 @@ from holdfast_trainer.contract import legible
 from ..jobs import JobProgress, Phase, TrainingJob
 from ..policy.explain import passed_over, resume_differs
 from ..policy.lost_work import idle_from
+from ..policy.tails import most_telling
 from . import formats
 from .tables import event_columns, ledger_columns, phase_text, table
 
@@ -209,14 +210,16 @@ def _many(number: int, noun: str) -> str:
 
 
 def _last_words(job: TrainingJob) -> Iterator[RenderableType]:
-    """The end of the output of the newest attempt that went wrong, unless the job came through."""
+    """The end of what the rank to blame wrote in the newest attempt that went wrong, unless the job came
+    through: its peers tell of a broken connection."""
     if job.status.phase == Phase.SUCCEEDED:
         return
     for record in reversed(job.status.attempts):
-        for rank, tail in sorted(record.log_tail.items(), key=lambda item: int(item[0]))[:1]:
+        rank = most_telling(record, job.as_of(record.number).spec.processes_per_replica)
+        if rank is not None:
             yield Text()
             yield Text(f"Last lines of rank {rank} in attempt {record.number}", "bold")
-            lines = tail.rstrip().splitlines()[-TAIL_LINES:]
+            lines = record.log_tail[rank].rstrip().splitlines()[-TAIL_LINES:]
             yield Padding(_coloured("\n".join(lines)), (0, 0, 0, 2), expand=False)
             return
 

@@ -1,4 +1,4 @@
-"""Which lines are a rank's, and which last lines of ranks stay in a job's status.
+"""Which lines are a rank's, which last lines of ranks stay in a job's status, and which tell most.
 
 Ranks of one replica share its output, in which each line has its rank's mark (contract.rank_mark); what has
 none is torchrun's, and told with the replica's first rank.
@@ -25,6 +25,9 @@ C_STACK_LINES = 40
 """So many at most does Python 3.14 write of a C stack, of which it tells 32 calls."""
 
 _MARK = re.compile(r"\[rank ([0-9]{1,6})\] ")
+_NAMED = re.compile(r"\brank ([0-9]{1,6})\b")
+_REPLICA = re.compile(r"replica ([0-9]{1,6}): ")
+"""As reasons begin (classify.py)."""
 _C_STACK = re.compile(
     r"(?:\[rank \d+\] )?(?:Current thread's C stack trace \(|  Binary file \".*\[0x[0-9a-f]+\]$|"
     r"  <(?:truncated rest of calls|cannot get C stack on this system)>)"
@@ -64,6 +67,19 @@ def last_of_each(lines: Iterable[str], first: int, count: int, characters: int) 
         left[rank] -= len(said[number]) + 1
         kept[rank].append(number)
     return [said[number] for number in sorted(number for numbers in kept.values() for number in numbers)]
+
+
+def most_telling(record: AttemptRecord, ranks_a_replica: int) -> str | None:
+    """Of the ranks whose last lines are kept the one that the reason is about: which it names, else which
+    wrote its words, in the replica that it names, else that replica's first. None where no lines are kept."""
+    ranks = sorted(record.log_tail, key=int)
+    named, replica = _NAMED.search(record.reason), _REPLICA.match(record.reason)
+    if named is not None and named[1] in record.log_tail:
+        return named[1]
+    of_it = [r for r in ranks if replica is not None and int(r) // ranks_a_replica == int(replica[1])]
+    words = record.reason[replica.end() :].partition(" ... ")[0] if replica is not None else ""
+    wrote = [rank for rank in of_it if words in record.log_tail[rank]]
+    return next(iter([*wrote, *of_it, *ranks]), None)
 
 
 def bound_tails(attempts: Sequence[AttemptRecord], limit: int = TAIL_BYTES) -> None:

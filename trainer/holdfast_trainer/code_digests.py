@@ -6,18 +6,14 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 def own_code(package: Path = Path(__file__).parent) -> str:
     """A digest of Holdfast's own sources. Each of them may have a part in what is computed, and its version
     tells releases apart alone."""
-    digest = hashlib.sha256()
-    for path in sorted((*package.rglob("*.py"), *package.rglob("*.cpp"))):
-        digest.update(f"{path.relative_to(package)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return _digest((*package.rglob("*.py"), *package.rglob("*.cpp")), package)
 
 
 def programs_code() -> str:
@@ -30,14 +26,18 @@ def programs_code() -> str:
         return ""
     place = Path(os.path.abspath(script))
     around = place.parents[max(0, spec.name.count(".") - 1) if spec is not None else 0]
+    try:
+        return _digest({place, *_imported_from(around)}, around)
+    except OSError:  # taken away since
+        return ""
+
+
+def _digest(files: Iterable[Path], around: Path) -> str:
+    """Of their names below `around`, and of what is in them. Raises OSError."""
     digest = hashlib.sha256()
-    for file in sorted({place, *_imported_from(around)}):
-        try:
-            text = file.read_bytes()
-        except OSError:  # taken away since
-            return ""
+    for file in sorted(files):
         digest.update(f"{file.relative_to(around)}\n".encode())
-        digest.update(text)
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -400,11 +400,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def newest_lines(path: Path, most: int) -> list[dict[str, Any]]:
     """As `read_lines`, but for what comes before the last `most` bytes."""
-    if not exists(path):
-        return []
+    return parse_lines(newest_bytes(path, most).decode("utf-8", "replace")) if exists(path) else []
+
+
+def newest_bytes(path: Path, most: int) -> bytes:
+    """The last `most` bytes of a file, all of it where there are fewer. Raises OSError."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-        return parse_lines(file.read().decode("utf-8", "replace"))
+        return file.read()
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:

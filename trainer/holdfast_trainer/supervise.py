@@ -55,6 +55,7 @@ from .contract import (
     MAY_PASS,
     Termination,
     legible,
+    newest_bytes,
     rank_mark,
     write_termination,
 )
@@ -298,7 +299,8 @@ def run(options: Options, *, in_place: bool = False) -> int:
         keep = None
         code = child.wait(None if kept is None else kept.tend)
         if code > 0 and options.log is not None:
-            _read_newest(options.log, newest)
+            log_path = options.log  # what the command itself wrote there, where its disk tells
+            within(SAID_SECONDS, lambda: newest(newest_bytes(log_path, SAID_BYTES + 1)))
     end = how_it_ended(code, child.peak_bytes, _said(newest.data) if code > 0 else "")
     if code != 0 and options.tell_exit:
         write_termination(_termination_log(), json.dumps({"rank": int(os.environ.get("RANK", "0")), **end}))
@@ -343,17 +345,6 @@ def _copy(child: Child, pipe: int, keep: list[Sink], *, shown: bool) -> int:
     code = child.copy_until_end(pipe, [*keep, lines])
     lines.end()
     return code
-
-
-def _read_newest(log: Path, newest: Newest) -> None:
-    """What the command itself wrote into its log last; nothing where its disk does not tell."""
-
-    def read() -> None:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - SAID_BYTES - 1))
-            newest(file.read())
-
-    within(SAID_SECONDS, read)
 
 
 def _said(newest: bytes) -> str:

@@ -14,12 +14,11 @@ import signal
 from dataclasses import dataclass
 
 from holdfast_controller.cluster import RankExit, ReplicaObservation, ReplicaState
-from holdfast_controller.policy.classify import lost_its_peer
+from holdfast_controller.policy.classify import KILLERS, bad, lost_its_peer
 from holdfast_trainer.contract import Termination
 
 from .record import Drill, Exit, Lost, Stop
 
-_KILLERS = (signal.SIGKILL, signal.SIGTERM)
 _TOLD_TO_END = "SignalException: "
 """What torchrun raises for a signal, from the moment on in which it starts its ranks."""
 
@@ -114,13 +113,13 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
         if replica.lost is not None and replica.lost.unwritten:
             return True, f"Vanished: how its supervisor ended is not known: {replica.lost.unwritten}"
         return True, "Vanished: its supervisor ended without a trace, killed from outside"
-    if end is not None and end.signal in _KILLERS and not _ours(end.ended, facts):
+    if end is not None and end.signal in KILLERS and not _ours(end.ended, facts):
         text = f"Killed: torchrun got {_name(end.signal)} from outside"
         if end.signal == signal.SIGKILL:
             return True, text  # no peer's failure leads to this
         return _unless_victim(replica, facts, end.ended, text)
     for rank in replica.ranks:
-        if rank.signal in _KILLERS and not _ours(rank.ended, facts):
+        if rank.signal in KILLERS and not _ours(rank.ended, facts):
             text = f"Killed: rank {rank.rank} got {_name(rank.signal)} from outside"
             if rank.signal == signal.SIGKILL and not _failed_before(replica, rank.ended):
                 return True, text
@@ -129,11 +128,11 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
                 return taken
     if end is not None and end.bad and not _ours(end.ended, facts):
         untold = replica.ranks_started - len(replica.ranks)
-        failed = any(_bad(rank) for rank in replica.ranks)
+        failed = any(bad(rank) for rank in replica.ranks)
         if untold and (not failed or lost_its_peer(replica.termination, replica.ranks)):
             # As with SIGKILL above: torchrun tells of it long after the peers have crashed.
             return True, f"Vanished: {untold} of its ranks ended without a trace, killed from outside"
-        if replica.ranks and not untold and not any(_bad(rank) for rank in replica.ranks):
+        if replica.ranks and not untold and not failed:
             text = "Terminated: torchrun was told to end while its ranks ended well"
             return _unless_victim(replica, facts, end.ended, text)
         if _TOLD_TO_END in replica.torchrun_said:
@@ -144,12 +143,12 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
 
 def _failed_before(replica: ReplicaFacts, ended: float) -> bool:
     """Whether a rank failed by itself, whose torchrun then ends its other ranks, at last by SIGKILL."""
-    return any(_bad(rank) and rank.signal not in _KILLERS and rank.ended < ended for rank in replica.ranks)
+    return any(bad(rank) and rank.signal not in KILLERS and rank.ended < ended for rank in replica.ranks)
 
 
 def _unless_victim(replica: ReplicaFacts, facts: AttemptFacts, ended: float, text: str) -> tuple[bool, str]:
     """A replica whose end follows another bad end is that one's victim."""
-    earlier = [rank for other in facts.replicas for rank in other.ranks if _bad(rank) and rank.ended < ended]
+    earlier = [rank for other in facts.replicas for rank in other.ranks if bad(rank) and rank.ended < ended]
     if earlier:
         first = min(earlier, key=lambda rank: rank.ended)
         return False, f"Ended after rank {first.rank}"
@@ -180,10 +179,6 @@ def _first_known(replica: ReplicaFacts, facts: AttemptFacts) -> float | None:
     if replica.drill is not None:
         return replica.drill.time
     return facts.killed
-
-
-def _bad(rank: RankExit) -> bool:
-    return rank.code != 0
 
 
 def _name(number: int | None) -> str:

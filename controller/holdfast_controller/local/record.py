@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast_controller.cluster import RankExit
 from holdfast_controller.drills import DrillKind
-from holdfast_trainer.contract import RunDir, Termination, exists, legible, replace_durably
+from holdfast_trainer.contract import RunDir, Termination, exists, legible, newest_bytes, replace_durably
 
 from .process import ProcessId
 from .slots import Allocation, Grant
@@ -175,11 +175,10 @@ class AttemptFiles:
     def torchrun_said(self, replica: int) -> str:
         """The last line of it: of a traceback the one that names the exception."""
         try:
-            with open(self.run.replica_log(self.attempt, replica), "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - SAID_BYTES))
-                lines = file.read().decode("utf-8", errors="replace").split("\n")
+            newest = newest_bytes(self.run.replica_log(self.attempt, replica), SAID_BYTES)
         except OSError:
             return ""
+        lines = newest.decode("utf-8", errors="replace").split("\n")
         said = (legible(line).strip() for line in reversed(lines))
         return next((line for line in said if line), "")
 

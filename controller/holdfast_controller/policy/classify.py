@@ -38,6 +38,8 @@ from holdfast_trainer.contract import CUT, EXIT_CONFIG_ERROR, NO_MEMORY, Termina
 
 from .superseded import why_superseded
 
+KILLERS = (signal.SIGKILL, signal.SIGTERM)
+"""By which processes are ended from outside: torchrun's ranks by torchrun, replicas by Holdfast."""
 _TRACEBACK = "Traceback (most recent call last):"
 _MARK = re.compile(r"(?m)^\[rank\d+\]: ")
 """Before each line of a traceback that PyTorch prints where a process group was made."""
@@ -144,7 +146,7 @@ def lost_its_peer(message: Termination | None, ranks: tuple[RankExit, ...]) -> b
     there is none, as of a script that has nothing of Holdfast, by what its ranks wrote last."""
     if message is not None:
         return message.outcome == "failed" and _names_lost_peer(message.error)
-    ended = [rank for rank in ranks if bad(rank) and rank.signal not in (signal.SIGKILL, signal.SIGTERM)]
+    ended = [rank for rank in ranks if bad(rank) and rank.signal not in KILLERS]
     first = min(ranks, key=lambda rank: rank.ended, default=None)
     return first in ended and all(_tells_of_lost_peer(rank) for rank in ended)
 
@@ -154,7 +156,7 @@ def _names_lost_peer(error: str) -> bool:
 
 
 def _tells_of_lost_peer(rank: RankExit) -> bool:
-    return _names_lost_peer("\n".join(_last_words(rank.said)))
+    return _names_lost_peer(_last_words(rank.said))
 
 
 def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
@@ -167,7 +169,7 @@ def _only_lost_its_peer(replica: ReplicaObservation) -> bool:
 def _crashed(replica: ReplicaObservation) -> bool:
     """Whether the first of its ranks to end did so by itself and without a word, as by SIGSEGV: what the
     others there have to say, of a notice or a broken connection, came of that."""
-    if not replica.ranks or _first_to_end(replica).signal in (signal.SIGKILL, signal.SIGTERM):
+    if not replica.ranks or _first_to_end(replica).signal in KILLERS:
         return False
     return _first_to_end(replica).code not in (0, *_AFTER_WORDS)
 
@@ -193,7 +195,7 @@ def _silent(replica: ReplicaObservation) -> bool:
         replica.termination is None
         and replica.state is ReplicaState.FAILED
         and replica.exit_code is None
-        and all(rank.signal in (signal.SIGKILL, signal.SIGTERM) for rank in replica.ranks)
+        and all(rank.signal in KILLERS for rank in replica.ranks)
     )
 
 
@@ -224,7 +226,7 @@ def _failed(replica: ReplicaObservation) -> bool:
         return False
     if replica.termination is not None or replica.out_of_memory:
         return True
-    if any(bad(rank) and rank.signal not in (signal.SIGKILL, signal.SIGTERM) for rank in replica.ranks):
+    if any(bad(rank) and rank.signal not in KILLERS for rank in replica.ranks):
         return True
     return replica.exit_code not in (0, None)
 
@@ -274,7 +276,7 @@ def _words(replica: ReplicaObservation) -> str:
     if replica.termination is not None:
         return replica.termination.error
     first = _first_cause(replica)
-    return "" if first is None else "\n".join(_last_words(first.said))
+    return "" if first is None else _last_words(first.said)
 
 
 def _first_cause(replica: ReplicaObservation) -> RankExit | None:
@@ -282,8 +284,7 @@ def _first_cause(replica: ReplicaObservation) -> RankExit | None:
     end took longer."""
     ranks = sorted((rank for rank in replica.ranks if bad(rank)), key=lambda rank: rank.ended)
     if ranks and _tells_of_lost_peer(ranks[0]):
-        killed = (signal.SIGKILL, signal.SIGTERM)
-        causes = (r for r in ranks if r.signal not in killed and not _tells_of_lost_peer(r))
+        causes = (r for r in ranks if r.signal not in KILLERS and not _tells_of_lost_peer(r))
         return next(causes, ranks[0])
     return ranks[0] if ranks else None
 
@@ -326,20 +327,20 @@ def _exception_in(said: str) -> str:
     fault of CUDA that says how to compile, of one of NCCL what failed. Of what is no traceback the last line.
     The log tail has all of it. Where an exception was met while another was handled, it counts.
     """
-    words = _last_words(said)
+    words = _last_words(said).split("\n")
     return " ... ".join(dict.fromkeys((words[0], words[-1])))
 
 
-def _last_words(said: str) -> list[str]:
+def _last_words(said: str) -> str:
     """Of a traceback what follows its frames, of anything else the last line."""
     lines = _MARK.sub("", said).splitlines() or [""]
     begins = next((at for at in reversed(range(len(lines))) if _TRACEBACK in lines[at]), None)
     if begins is None and lines[0].startswith(CUT):
         begins = 0
     if begins is None:
-        return lines[-1:]
+        return lines[-1]
     frames = dropwhile(lambda line: not line.startswith(" "), lines[begins + 1 :])
-    return list(dropwhile(lambda line: line.startswith(" "), frames)) or lines[-1:]
+    return "\n".join(dropwhile(lambda line: line.startswith(" "), frames)) or lines[-1]
 
 
 def _peak(replica: ReplicaObservation) -> str:

@@ -17,6 +17,7 @@ from holdfast_trainer.contract import (
     ENV_CHECKPOINT_EVERY,
     ENV_CHECKPOINT_KEEP,
     ENV_CONFIG,
+    ENV_DURABLE_STEP,
     ENV_GRACE_SECONDS,
     ENV_HANG_SECONDS,
     ENV_JOB,
@@ -77,7 +78,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """What the trainer is told (contract.py) wherever it runs; the rest is the engine's to add."""
     spec = job.spec
+    saved = job.status.durable_before(attempt)
     return {
+        **({ENV_DURABLE_STEP: str(saved)} if saved else {}),
         ENV_RUN_DIR: str(run.path),
         ENV_JOB: job.key,
         ENV_ATTEMPT: str(attempt),

@@ -507,6 +507,11 @@ class Status(Model):
         """Of this number; None where it is not remembered."""
         return next((one for one in self.attempts if one.number == attempt), None)
 
+    def durable_before(self, attempt: int) -> int | None:
+        """The newest step that is known to have been durable when this attempt began."""
+        earlier = [one.durable_step for one in self.attempts if one.number < attempt]
+        return next((step for step in reversed(earlier) if step is not None), None)
+
     @property
     def wall_ended_at(self) -> datetime | None:
         """Where the wall time of a job that is over ends: with its last attempt, for nobody may have been

@@ -10,7 +10,13 @@ from local_world import waiting_job
 from holdfast_controller.jobs import AttemptRecord, Capacity
 from holdfast_controller.kube.engine import KubeEngine
 from holdfast_controller.kube.prepared import KEPT, Prepared
+from holdfast_controller.manifests import Manifests
 from holdfast_controller.pod_settings import PodSettings
+
+
+def environment(manifests: Manifests) -> dict[str, str]:
+    (container,) = manifests.pods["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,11 @@ def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     moved.status.attempts = [AttemptRecord(number=1, capacity=Capacity.ON_DEMAND_FIRST)]
     worker = prepared.manifests(moved, 1).attempt_object["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert "nodeAffinity" in worker["template"]["spec"]["affinity"]
+    saved = job.model_copy(deep=True)  # planned before it was known what the attempt before had saved
+    assert "HOLDFAST_DURABLE_STEP" not in environment(prepared.manifests(saved, 2))
+    saved.status.attempts = [AttemptRecord(number=1, durable_step=40), AttemptRecord(number=2)]
+    assert environment(prepared.manifests(saved, 2))["HOLDFAST_DURABLE_STEP"] == "40"
+    assert "HOLDFAST_DURABLE_STEP" not in environment(prepared.manifests(saved, 1))
     again = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
     owners = prepared.manifests(again, 1).beside[0]["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == ["another"]

@@ -171,6 +171,15 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pat
     assert not message.storage_unavailable
     assert not (tmp_path / "ran").exists()
 
+    told.unlink()
+    before = {"HOLDFAST_TERMINATION_LOG": str(told), "HOLDFAST_DURABLE_STEP": "20"}
+    assert supervised(tmp_path / "file" / "below", *words, **before).returncode == 74
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    why = "Not a directory, though attempts before have saved step 20 there: is its volume mounted?"
+    assert message.error.endswith(why)
+    assert message.storage_unavailable, "it is not the job's fault that it is not what it was"
+
 
 @pytest.mark.parametrize(
     ("spoil", "said"),

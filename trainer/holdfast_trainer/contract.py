@@ -41,6 +41,8 @@ ENV_RUN_DIR = "HOLDFAST_RUN_DIR"
 ENV_JOB = "HOLDFAST_JOB"
 """`namespace/name`; for messages and metric labels only."""
 ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
+ENV_DURABLE_STEP = "HOLDFAST_DURABLE_STEP"
+"""The newest step that attempts before this one have saved; not there where none is known."""
 ENV_CONFIG = "HOLDFAST_CONFIG"
 """Path of the YAML file that holds the job's `config`."""
 ENV_GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
@@ -303,6 +305,12 @@ AWAY = frozenset(
 NFS mount with `soft`; and of a disk that fails, which may have lost that file alone."""
 MAY_PASS = TAKES_NOTHING | AWAY
 """What is no fault of the job that meets it, and may be otherwise later."""
+
+
+def saved_before() -> int:
+    """The newest step that is known to be in the run directory, by who started this attempt; 0: none."""
+    text = os.environ.get(ENV_DURABLE_STEP, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def raise_fence(run: RunDir, attempt: int | None) -> int:

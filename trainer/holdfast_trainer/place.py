@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from . import contract
 from .checkpoint.bucket import Bucket, is_bucket
 from .checkpoint.errors import CheckpointError, StorageUnavailable, may_pass
-from .checkpoint.stores import admit
+from .checkpoint.stores import admit, open_store
 from .contract import RunDir, exists
 from .ledger import trained_before
 from .parallel import Gang
@@ -24,6 +26,8 @@ from .schema import ConfigError, place_of
 from .utilization import process_age
 
 DEFAULT_RUN_DIR = "holdfast-run"
+SEEN_SECONDS = 10.0
+"""Within which a rank sees what another one has made: file systems of several machines may be late."""
 N = TypeVar("N", int, float)
 _admitted: set[RunDir] = set()
 """Those of the Runs that this process has had."""
@@ -58,8 +62,8 @@ class Place:
 
         Raises ConfigError where this process has had a Run there: a second training, such as the next fold,
         would take the first one's checkpoints for its own. Raises CheckpointError on every rank where the
-        run directory cannot be written, StorageUnavailable where that may pass, Fenced where a newer attempt
-        was admitted already.
+        run directory cannot be written, or ranks see others, StorageUnavailable where that may pass, Fenced
+        where a newer attempt was admitted already.
         """
         if self.run_dir in _admitted:
             raise ConfigError(_second_run(self.run_dir))
@@ -68,19 +72,62 @@ class Place:
         if isinstance(answer, CheckpointError):
             raise answer
         assert isinstance(answer, Admitted)
+        if gang.world_size > 1 and not self.run_dir.objects:
+            where = (socket.gethostname(), str(self.run_dir.path))
+            told = gang.gather((*where, _sees(self.run_dir.ledger(answer.attempt))))
+            if blind := [rank for rank, (*_, sees) in enumerate(told) if not sees]:
+                raise _not_shared(blind[0], *told[blind[0]][:2], first=told[0][0])
         return answer
+
+    def _was_used(self) -> bool:
+        """Whether the run directory has anything of a training before; an engine may have made it anew."""
+        run = self.run_dir
+        return bool(run.objects) or trained_before(run, self.attempt or 1) or bool(open_store(run, 0).steps())
 
     def _admit(self) -> Admitted | CheckpointError:
         run = self.run_dir
         try:
+            if (step := contract.saved_before()) and not self._was_used():
+                return _another(run, step)
             attempt = admit(run, self.attempt)
             run.attempt(attempt).mkdir(parents=True, exist_ok=True)
+            run.ledger(attempt).touch()  # what the others have to see
             Records(run, attempt).fetch()
             return Admitted(attempt, trained_before(run, attempt))
         except (OSError, ValueError) as error:
             return cannot_begin(run, error)
         except CheckpointError as error:
             return error
+
+
+def _sees(path: Path) -> bool:
+    """Whether this rank sees what rank 0 has made; false, too, where it cannot look."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while True:
+        with suppress(OSError):
+            if exists(path):
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+
+
+def _not_shared(rank: int, host: str, path: str, *, first: str) -> CheckpointError:
+    kind = StorageUnavailable if contract.saved_before() else CheckpointError
+    return kind(
+        f"rank {rank} on {host} does not see in run directory {path} what rank 0 on {first} has just made in "
+        "its own: all ranks need the same one. See that its volume is mounted on every machine, name a "
+        "directory on storage that they share (NFS, Lustre), or an object store (s3://BUCKET/PREFIX)"
+    )
+
+
+def _another(run: RunDir, step: int) -> StorageUnavailable:
+    """Of one that is not what earlier attempts have had: begun anew in it, their work would be lost."""
+    return StorageUnavailable(
+        f"run directory {run.path} has nothing of the attempts before, which saved step {step} in theirs: is "
+        "its volume mounted, was storage.claim changed, or the directory removed? Nothing is begun anew over "
+        "saved work; where that is meant, delete the job and submit it again"
+    )
 
 
 def _second_run(run: RunDir) -> str:
@@ -111,6 +158,11 @@ def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
         return StorageUnavailable(
             f"there is no room to begin in run directory {run.path}: {error}. Free some, or "
             "enlarge the volume; what was saved is still there"
+        )
+    if isinstance(error, OSError) and (step := contract.saved_before()):
+        return StorageUnavailable(
+            f"run directory {run.path} cannot be used: {error}. Attempts before have saved step {step} in "
+            "it: is its volume mounted, and does it still have the owner and the rights that it had?"
         )
     return CheckpointError(f"run directory {run.path} cannot be used: {error}. Name another one, or mend it")
 

@@ -57,6 +57,7 @@ from .contract import (
     legible,
     newest_bytes,
     rank_mark,
+    saved_before,
     write_termination,
 )
 from .kept_room import KeptFile, keep_room
@@ -271,7 +272,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
             options.log.parent.mkdir(parents=True, exist_ok=True)  # in a pod nobody else makes it
             log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            return could_not_begin(f"cannot write the log {options.log}", error)
+            return could_not_begin(f"cannot write the log {options.log}", error, saved_before())
     exit_file = KeptFile(options.exit) if options.exit is not None else None
     if ENV_TERMINATION_LOG in os.environ:
         keep_room(_termination_log())
@@ -318,11 +319,18 @@ def run(options: Options, *, in_place: bool = False) -> int:
     return code if code >= 0 else 128 - code
 
 
-def could_not_begin(what: str, error: OSError) -> int:
-    """Tell that there is no room, no answer or no right for what is needed first; returns the exit code."""
+def could_not_begin(what: str, error: OSError, saved_step: int = 0) -> int:
+    """Tell that there is no room, no answer or no right for what is needed first; returns the exit code.
+
+    `saved_step`: that attempts before have saved there, where they could: it is not what it was.
+    """
     message = f"{what}: {error.strerror}"
+    may_pass = error.errno in MAY_PASS
+    if saved_step and not may_pass:
+        may_pass = True
+        message += f", though attempts before have saved step {saved_step} there: is its volume mounted?"
     print(f"supervise: {message}", file=sys.stderr)
-    last = Termination("failed", 0, 0, message, storage_unavailable=error.errno in MAY_PASS)
+    last = Termination("failed", 0, 0, message, storage_unavailable=may_pass)
     write_termination(_termination_log(), last)
     return EXIT_IO_ERROR
 

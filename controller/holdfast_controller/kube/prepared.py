@@ -13,8 +13,8 @@ from .observation import with_evidence
 KEPT = 64
 """Attempts: between a plan and its start there is one write, so a few more than are decided on at once."""
 
-_MadeOf = tuple[str, dict[str, str]]
-"""A digest of what the spec asks of the attempt, and the job's labels."""
+_MadeOf = tuple[str, dict[str, str], int | None]
+"""A digest of what the spec asks of the attempt, the job's labels, and what was saved before it."""
 
 
 class Prepared:
@@ -25,14 +25,16 @@ class Prepared:
         self._made: dict[tuple[str, str, int], tuple[_MadeOf, Manifests]] = {}
 
     def manifests(self, job: TrainingJob, attempt: int) -> Manifests:
-        """Made anew where the spec that the attempt was opened with is another one, or the job's labels are.
+        """Made anew where the spec that the attempt was opened with is another one, or the job's labels are,
+        or what attempts before it have saved.
 
         Raises Invalid, as `attempt_manifests`.
         """
         which = (job.key, job.metadata.uid, attempt)
         known = self._made.get(which)
         # Not the spec itself: in a config 1, 1.0 and true are equal to Python.
-        made_of = (job.as_of(attempt).spec.of_attempt, dict(job.metadata.labels))
+        spec, labels = job.as_of(attempt).spec.of_attempt, dict(job.metadata.labels)
+        made_of = (spec, labels, job.status.durable_before(attempt))
         if known is not None and known[0] == made_of:
             return known[1]
         made = with_evidence(attempt_manifests(job, attempt, self._settings))

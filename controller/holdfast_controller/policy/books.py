@@ -304,17 +304,12 @@ class Books:
             record.last_step = work.last_step
             record.durable_step = work.durable_step
             if work.durable_step is not None and work.resumed_step is None and _did_not_begin(record):
-                record.durable_step = self._durable_before(record) or 0
+                record.durable_step = self.status.durable_before(record.number) or 0
             record.checkpoints, record.outcome, record.digest = work.checkpoints, work.outcome, work.digest
             if work.last_sign is not None:
                 record.last_sign_at = self._ours(record, work.last_sign)
             record.lost_steps = lost_steps(work, incident.verdict)
             self.status.lost_steps += record.lost_steps or 0
-
-    def _durable_before(self, record: AttemptRecord) -> int | None:
-        """The newest step that is known to have been durable when the attempt began."""
-        earlier = [old.durable_step for old in self.status.attempts if old.number < record.number]
-        return next((step for step in reversed(earlier) if step is not None), None)
 
 
 def _note_goodput(record: AttemptRecord, seconds: float | None, until: datetime) -> None:

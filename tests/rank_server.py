@@ -8,7 +8,6 @@ its return code as `Popen.returncode` has it, or null while it runs.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -16,6 +15,7 @@ import sys
 from typing import NoReturn
 
 from holdfast_trainer import in_place
+from holdfast_trainer.importing import without_collector
 
 
 def serve() -> dict[str, object] | None:
@@ -58,10 +58,9 @@ def become(order: dict[str, object]) -> NoReturn:
 
 if __name__ == "__main__":
     # torch._dynamo: the first optimizer of a process imports it.
-    for name in ("torch._inductor", "torch._dynamo", "torch.distributed", "holdfast_trainer.run"):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # nothing of this is looked at again, when a fork ends
+    with without_collector():  # nothing of this is looked at again, when a fork ends
+        for name in ("torch._inductor", "torch._dynamo", "torch.distributed", "holdfast_trainer.run"):
+            importlib.import_module(name)
     mine = serve()
     if mine is None:
         os._exit(0)

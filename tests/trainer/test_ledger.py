@@ -190,6 +190,27 @@ def test_a_file_system_without_locks_has_the_ledger_all_the_same(
     assert journal.unwritten == 0
 
 
+def test_the_steps_that_a_checkpoint_covers_are_as_durable_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not done again: after a power cut their losses would be nowhere."""
+    run, synced, whole = RunDir(tmp_path), list[str](), os.fsync
+    journal = Journal(run, 1)
+
+    def sync(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        whole(fd)
+
+    monkeypatch.setattr(ledger.os, "fsync", sync)
+    journal.steps([{"step": 1}])
+    journal.event("validation", step=1, val_loss=2.0)
+    assert synced == ["ledger.jsonl"]
+    journal.event("checkpoint", step=1)
+    assert synced[1:] == ["steps.jsonl", "ledger.jsonl"], "first what it covers"
+    journal.event("checkpoint", step=1)
+    assert synced[3:] == ["ledger.jsonl"], "nothing was written since"
+
+
 def test_useful_seconds_are_those_of_the_steps_as_they_were_last_done(tmp_path: Path) -> None:
     """Step 4 was saved twice, as what was saved first had been damaged; and an attempt that failed at step 5
     told with its end what it had spent until its checkpoint of step 2."""

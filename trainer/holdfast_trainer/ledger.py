@@ -1,10 +1,11 @@
 """The attempt's journal: ledger.jsonl (what happened) and steps.jsonl (what each step did).
 
 Lines are appended whole with O_APPEND, so ranks do not tear each other's; in the ledger they take turns, as
-on NFS each machine appends at what it takes for the end. The ledger is synced line by line; steps are not, as
-a step that no checkpoint covers is lost anyway, and on a disk that is slow to append to, as a network's are,
-training does not wait for them. Where the disk is full lines wait in memory, in order, until there is room
-again; one that the disk has taken with an error may be there twice. The formats are in contract.py.
+on NFS each machine appends at what it takes for the end. The ledger is synced line by line, the steps with
+every checkpoint that is told: one that none covers is lost anyway, one that is covered is not done again. On
+a disk that is slow to append to, as a network's are, training does not wait for steps. Where the disk is full
+lines wait in memory, in order, until there is room again; one that the disk has taken with an error may be
+there twice. The formats are in contract.py.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ class Journal:
         return self._ledger.unwritten + self._steps.unwritten
 
     def event(self, event: str, **fields: Any) -> None:
-        """Append a ledger line, durably, and before it the steps that still wait."""
+        """Append a ledger line, durably, and before it the steps that still wait; with a checkpoint these
+        durably, too."""
         self._steps.write()
+        if event == "checkpoint":
+            self._steps.sync()
         self._ledger.append({"event": event, "time": time.time(), "attempt": self._attempt, **fields})
         if self._records is None or event not in EVENTS:
             return
@@ -75,7 +79,7 @@ class _Lines:
         self._in_hand: deque[bytes] = deque()
         """Of those that were late, what is being written."""
         self._lost = 0
-        self._torn = False
+        self._torn = self._unsynced = False
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._slow = 0
         self._due: threading.Event | None = None
@@ -117,6 +121,20 @@ class _Lines:
                     self._in_hand = deque()
                     self._keep_few()
 
+    def sync(self) -> None:
+        """What has been written. Nobody who appends meanwhile waits for it."""
+        if not self._unsynced:
+            return
+        self._unsynced = False
+        try:
+            fd = os.open(self._path, os.O_WRONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            self._unsynced = True
+
     def _go_on_writing(self, due: threading.Event) -> None:
         while True:
             due.wait()
@@ -140,6 +158,8 @@ class _Lines:
             written = os.write(fd, data) - len(lead)
             if self._sync:
                 os.fsync(fd)
+            else:
+                self._unsynced = True
         finally:
             if self._sync:
                 with suppress(OSError):  # a data loader's worker that was forked meanwhile has the file too

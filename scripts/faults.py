@@ -44,6 +44,11 @@ What to know of some faults:
 - A rank that somebody kills inside its pod is a failure: nothing took the pod from the job.
 - The full disk is that of the claim. It has no room until a save has failed; training goes on meanwhile.
   Where it is full when an attempt begins, it has no inodes either, until the verdict is there.
+- The volume that is mounted no more is taken from all nodes once the evicted ranks have saved: what pods get
+  in its place is an empty directory that is not theirs.
+- The disk that fails is the claim's, too. As the kernel has it, it can be read alone from then on: training
+  goes on and its saves fail, those on notice too, so these steps are lost. It is checked and mounted anew
+  once the next attempt has said that it cannot begin.
 - A clock that is wrong is that of all containers of one node, not of its kubelet; the figures in the status
   are compared with the right one.
 - An attempt of which a part finds no node, or which has its nodes and cannot start on them, is given up after

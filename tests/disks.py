@@ -59,6 +59,11 @@ def break_disk(path: Path) -> None:
     alone: at once, and whoever has files of it open."""
     mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
     (device,) = (Path(of).name for of, where, *_ in mounts if where == str(path))
+    break_device(device)
+
+
+def break_device(device: str) -> None:
+    """The same by the name of its block device, for one that is mounted elsewhere."""
     try:
         Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
     except OSError as error:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.cluster.component import nodes_of
 from tests.cluster.machine import Machine
 from tests.cluster.site import Site
 from tests.cluster.system import find, run
+from tests.disks import break_device
+from tests.waiting import wait_until
 
 Files = Callable[[str], Path]
 """From a path within the claim to where its files, as they are now, can be read here."""
@@ -108,15 +111,19 @@ def host_claim(cluster: Cluster, site: Site, namespace: str, name: str, *, size:
 
     With `size` it is a file system of its own, of so many bytes, on the nodes that the cluster has now.
     """
-    directory = site.state / "claims" / namespace / name
+    directory = _directory_of(site, namespace, name)
     directory.mkdir(parents=True)
     try:
-        with _small_disk(site, directory, size) if size else nullcontext(directory) as seen:
+        with _small_disk(ClaimedDisk(site, directory), size) if size else nullcontext(directory) as seen:
             seen.chmod(0o777)  # hostPath knows no fsGroup
             with _bound(cluster, namespace, name, directory):
                 yield seen
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _directory_of(site: Site, namespace: str, name: str) -> Path:
+    return site.state / "claims" / namespace / name
 
 
 @contextmanager
@@ -126,26 +133,73 @@ def lost_claim(cluster: Cluster, namespace: str, name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _small_disk(site: Site, directory: Path, size: int) -> Iterator[Path]:
-    """An ext4 in a file, mounted at `directory` in every node: one file system, as on shared storage.
+@dataclass(frozen=True)
+class ClaimedDisk:
+    """An ext4 in a file, mounted at a claim's directory in every node: one file system, as on shared storage.
 
-    Yields where it is seen from here. Nothing is mounted outside the nodes, so it goes with them too.
+    Nothing is mounted outside the nodes, so it goes with them too.
     """
-    image = directory.with_name(f"{directory.name}.img")
-    with image.open("wb") as file:
+
+    site: Site
+    directory: Path
+
+    @classmethod
+    def of(cls, site: Site, namespace: str, name: str) -> ClaimedDisk:
+        """Of a host_claim that has a size."""
+        return cls(site, _directory_of(site, namespace, name))
+
+    @property
+    def image(self) -> Path:
+        return self.directory.with_name(f"{self.directory.name}.img")
+
+    @property
+    def _machines(self) -> list[Machine]:
+        return [Machine.running(self.site.node(number)) for number in nodes_of(self.site)]
+
+    @property
+    def seen(self) -> Path:
+        """Where it is seen from here."""
+        return Path(f"/proc/{self._machines[0].pid}/root") / self.directory.relative_to("/")
+
+    def _device(self) -> str:
+        """Empty once nobody has it mounted."""
+        words = ["--associated", self.image, "--noheadings", "--output", "NAME"]
+        return run([find("losetup") or "losetup", *words], "looking for a small file system").strip()
+
+    def mount(self) -> None:
+        what = f"{shlex.quote(str(self.image))} {shlex.quote(str(self.directory))}"
+        for machine in self._machines:
+            machine.run(f"mount -o loop,errors=remount-ro {what}", "mounting a small file system")
+
+    def unmount(self) -> None:
+        """Pods that have it keep it."""
+        for machine in self._machines:
+            machine.run(f"umount --lazy {shlex.quote(str(self.directory))} || true", "unmounting it")
+
+    def fail(self) -> None:
+        """It can be read alone from now on, by all."""
+        break_device(Path(self._device()).name)
+
+    def mend(self) -> None:
+        """Mount it anew, checked, once no pod has it any more: else it would be the same one again."""
+        self.unmount()
+        wait_until(lambda: not self._device(), "the last pod to let go of its volume", 120)
+        mended = f"{find('e2fsck') or 'e2fsck'} -f -y {shlex.quote(str(self.image))} || test $? = 1"
+        run(["sh", "-c", mended], "checking a small file system")
+        self.mount()
+
+
+@contextmanager
+def _small_disk(disk: ClaimedDisk, size: int) -> Iterator[Path]:
+    with disk.image.open("wb") as file:
         file.truncate(size)
-    run([find("mkfs.ext4") or "mkfs.ext4", "-q", "-m", "0", image], "making a small file system")
-    machines = [Machine.running(site.node(number)) for number in nodes_of(site)]
-    mount = f"mount -o loop {shlex.quote(str(image))} {shlex.quote(str(directory))}"
+    run([find("mkfs.ext4") or "mkfs.ext4", "-q", "-m", "0", disk.image], "making a small file system")
     try:
-        for machine in machines:
-            machine.run(mount, "mounting a small file system")
-        yield Path(f"/proc/{machines[0].pid}/root") / directory.relative_to("/")
+        disk.mount()
+        yield disk.seen
     finally:
-        for machine in machines:
-            machine.run(f"umount --lazy {shlex.quote(str(directory))} || true", "unmounting it")
-        image.unlink()
+        disk.unmount()
+        disk.image.unlink()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import kueue
-from tests.cluster.claims import host_claim
+from tests.cluster.claims import ClaimedDisk, host_claim
 from tests.cluster.clocks import at_another_time
 from tests.cluster.component import nodes_of
 from tests.cluster.faults import figures
@@ -25,7 +25,8 @@ from waiting import wait_until
 HANG_SECONDS = 20
 SLOW_LOG = 120.0
 """Seconds that a line may take from a rank to its pod's log."""
-DISK_BYTES = 64 << 20
+SMALL, DISK_BYTES = "small", 64 << 20
+"""The claim that is a file system of its own, and its size."""
 QUOTA = "2500m"
 """Room for one job of the suite, and for none beside it."""
 
@@ -42,8 +43,8 @@ class Ground:
 @contextmanager
 def small_disk(world: World) -> Iterator[Ground]:
     """The run directory's claim is a file system of its own."""
-    with host_claim(world.cluster, world.site, world.namespace, "small", size=DISK_BYTES) as runs:
-        yield Ground({"storage": {"claim": "small", "data": "data"}}, runs)
+    with host_claim(world.cluster, world.site, world.namespace, SMALL, size=DISK_BYTES) as runs:
+        yield Ground({"storage": {"claim": SMALL, "data": "data"}}, runs)
 
 
 @contextmanager
@@ -77,6 +78,48 @@ def evicted_onto_a_full_disk(job: Job, attempt: int) -> Iterator[None]:
             yield
     finally:
         shutil.rmtree(others)
+
+
+@contextmanager
+def evicted_from_a_failed_disk(job: Job, attempt: int) -> Iterator[None]:
+    """The claim's disk fails, as a kernel has it then: what trains cannot save, and nobody can begin."""
+    disk = _disk_of(job)
+    disk.fail()
+    job.fails_to_save(attempt)
+    before = job.status()["progress"]["step"]
+    job.until("steps on a failed disk", lambda status: status["progress"]["step"] > before)
+    job.until("why a save failed", lambda status: "Read-only file" in status["progress"].get("saveFault", ""))
+    try:
+        with evicted(job, attempt):
+            yield
+    finally:
+        wait_until(lambda: not _has_pods(job), "the attempt that could not begin to end")
+        disk.mend()
+
+
+@contextmanager
+def evicted_without_its_volume(job: Job, attempt: int) -> Iterator[None]:
+    """The claim's volume is mounted nowhere any more once the evicted ranks have saved: what pods get is the
+    directory below it."""
+    disk = _disk_of(job)
+    with evicted(job, attempt):
+        wait_until(lambda: job.ledger(attempt, "stop"), "the evicted ranks to have saved")
+        disk.unmount()
+        try:
+            yield
+        finally:
+            wait_until(lambda: not _has_pods(job), "the attempt that could not begin to end")
+            disk.mount()
+
+
+def _disk_of(job: Job) -> ClaimedDisk:
+    return ClaimedDisk.of(job.world.site, job.world.namespace, SMALL)
+
+
+def _has_pods(job: Job) -> bool:
+    """Some that have not ended: they may have its volume."""
+    phases = [pod["status"].get("phase") for pod in job.world.items("pods", job.name)]
+    return not all(phase in ("Succeeded", "Failed") for phase in phases)
 
 
 @contextmanager
@@ -156,6 +199,7 @@ def evicted_at_another_time(seconds: int) -> Hit:
 GROUNDS: dict[str, Callable[[World], AbstractContextManager[Ground]]] = {
     "hangs": lambda world: nullcontext(Ground({"hangSeconds": HANG_SECONDS})),
     "storage": small_disk,
+    "disk": small_disk,
     "ahead": node_at_another_time(600),
     "behind": node_at_another_time(-600),
     "queue": queued,

@@ -113,6 +113,16 @@ FAULTS = (
         "there is no room to begin in run directory |cannot write the log .*: No space left on device",
         notice=True, group="storage", follows=True,
     ),
+    Fault(
+        "eviction where the volume is mounted no more", grounds.evicted_without_its_volume,
+        "StorageUnavailable",
+        r"cannot write the log .*: Permission denied, though attempts before have saved step \d+ there: ",
+        notice=True, group="disk", follows=True,
+    ),
+    Fault(
+        "eviction from a disk that has failed", grounds.evicted_from_a_failed_disk, "StorageUnavailable",
+        "cannot write the log .*: Read-only file system", group="disk", follows=True,
+    ),
     # Its nodes' clocks.
     Fault(
         "eviction where a clock is 10 minutes ahead", grounds.evicted_at_another_time(600), "Disrupted",

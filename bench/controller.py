@@ -33,7 +33,7 @@ from pathlib import Path
 from rich.console import Console
 from tests.cluster.errors import ClusterError
 
-from holdfast_controller.policy.decide import SILENT_SECONDS
+from holdfast_controller.jobs import SILENT_SECONDS
 
 from .controlling.api import api
 from .controlling.load import sightings

@@ -78,9 +78,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """What the trainer is told (contract.py) wherever it runs; the rest is the engine's to add."""
     spec = job.spec
-    saved = job.status.durable_before(attempt)
+    saved = job.status.saved_before(attempt)
     return {
-        **({ENV_DURABLE_STEP: str(saved)} if saved else {}),
+        **({} if saved is None else {ENV_DURABLE_STEP: str(saved)}),
         ENV_RUN_DIR: str(run.path),
         ENV_JOB: job.key,
         ENV_ATTEMPT: str(attempt),

@@ -45,6 +45,9 @@ KIND = "TrainingJob"
 
 ATTEMPTS_KEPT = 20
 """In a job's status."""
+SILENT_SECONDS = 120.0
+"""A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`.
+What did so in an earlier attempt does: DNS may be down, and its ranks look for each other."""
 TAIL_RANKS = 8
 """Of an attempt in status; `Engine.keep_logs` sees to those of a larger gang."""
 
@@ -261,6 +264,13 @@ class AttemptRecord(Model):
         default_factory=dict,
         description="Last lines of each rank's output, by rank; of the newest attempts that did not succeed.",
     )
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is known to have done a step or, as a program may tell of none, to have run for long."""
+        if self.last_step or self.started_at is None or self.ended_at is None:
+            return bool(self.last_step)
+        return (self.ended_at - self.started_at).total_seconds() >= SILENT_SECONDS
 
 
 class Condition(Model):
@@ -511,6 +521,12 @@ class Status(Model):
         """The newest step that is known to have been durable when this attempt began."""
         earlier = [one.durable_step for one in self.attempts if one.number < attempt]
         return next((step for step in reversed(earlier) if step is not None), None)
+
+    def saved_before(self, attempt: int) -> int | None:
+        """As `durable_before`, 0 where nothing was; None where no attempt before is known to have trained."""
+        saved = self.durable_before(attempt) or 0
+        trained = any(one.trained for one in self.attempts if one.number < attempt)
+        return saved if saved or trained else None
 
     @property
     def wall_ended_at(self) -> datetime | None:

@@ -14,6 +14,7 @@ from holdfast_controller.cluster import AttemptObservation, Unavailable
 from holdfast_controller.job_series import JobFigures
 from holdfast_controller.jobs import (
     ATTEMPTS_KEPT,
+    SILENT_SECONDS,
     AttemptRecord,
     JobProgress,
     Phase,
@@ -22,7 +23,6 @@ from holdfast_controller.jobs import (
     Verdict,
 )
 from holdfast_controller.policy.books import Books
-from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.policy.explain import FAULT_CHARACTERS, to_do_again
 from holdfast_controller.policy.lost_work import TEXT_CHARACTERS, TEXTS, work_of
 from holdfast_trainer.contract import Progress

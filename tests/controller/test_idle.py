@@ -21,9 +21,18 @@ from holdfast_controller.cluster import (
     Unavailable,
 )
 from holdfast_controller.gpu_watch import GpuWatch
-from holdfast_controller.jobs import AttemptRecord, Condition, Metadata, Phase, Spec, Status, TrainingJob
+from holdfast_controller.jobs import (
+    SILENT_SECONDS,
+    AttemptRecord,
+    Condition,
+    Metadata,
+    Phase,
+    Spec,
+    Status,
+    TrainingJob,
+)
 from holdfast_controller.policy import idle
-from holdfast_controller.policy.decide import SILENT_SECONDS, Evidence, decide
+from holdfast_controller.policy.decide import Evidence, decide
 from holdfast_controller.policy.decision import Decision
 from holdfast_controller.policy.idle import GpuVerdict, Standing
 from holdfast_controller.reconciler import Reconciler

@@ -16,9 +16,8 @@ from waiting import wait_until_async
 from holdfast_controller.cli.description import _fact_rows
 from holdfast_controller.cluster import AttemptObservation, NotFound, NotReady, Plan, Unavailable
 from holdfast_controller.job_series import JobFigures
-from holdfast_controller.jobs import Phase, TrainingJob, Verdict
+from holdfast_controller.jobs import SILENT_SECONDS, Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
-from holdfast_controller.policy.decide import SILENT_SECONDS
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Checkpoint
 from holdfast_trainer.contract import Progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_start_is_made_of_its_plan_and_of_no_other() -> None:
     saved.status.attempts = [AttemptRecord(number=1, durable_step=40), AttemptRecord(number=2)]
     assert environment(prepared.manifests(saved, 2))["HOLDFAST_DURABLE_STEP"] == "40"
     assert "HOLDFAST_DURABLE_STEP" not in environment(prepared.manifests(saved, 1))
+    saved.status.attempts = [AttemptRecord(number=1, durable_step=0, last_step=0)]
+    assert "HOLDFAST_DURABLE_STEP" not in environment(prepared.manifests(saved, 2)), "it did not begin"
+    saved.status.attempts = [AttemptRecord(number=1, durable_step=0, last_step=3)]
+    assert environment(prepared.manifests(saved, 2))["HOLDFAST_DURABLE_STEP"] == "0"
+    began = datetime(2026, 11, 30, tzinfo=UTC)  # a program that tells of no step, and ran on
+    for seconds, known in ((119, False), (120, True)):
+        ended = began + timedelta(seconds=seconds)
+        saved.status.attempts = [AttemptRecord(number=1, started_at=began, ended_at=ended)]
+        assert ("HOLDFAST_DURABLE_STEP" in environment(prepared.manifests(saved, 2))) is known
     again = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
     owners = prepared.manifests(again, 1).beside[0]["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == ["another"]

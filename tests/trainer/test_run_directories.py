@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gangs import Workshop
 
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR
+
 APART = """\
 import os
 
@@ -77,3 +79,25 @@ def test_a_directory_that_takes_nothing_any_more_is_no_fault_of_the_job(
         gang = workshop.start(steps=20, run_dir=tmp_path / "file", env=env)
         assert gang.wait() == [1], gang.texts()
         assert gang.termination().storage_unavailable is passes, gang.texts()
+
+
+def test_data_that_the_attempts_before_had_is_waited_for(workshop: Workshop, tmp_path: Path) -> None:
+    """A job that had trained for days was over at once, for ever, where its data was not mounted."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from holdfast_trainer.run import Run\n"
+        "from holdfast_trainer.token_index import read_index\n"
+        "from pathlib import Path\n"
+        f"run = Run()\nread_index(Path({str(tmp_path / 'data')!r}))\n"
+    )
+    for env, status, passes in (({}, EXIT_CONFIG_ERROR, False), ({"HOLDFAST_DURABLE_STEP": "0"}, 1, True)):
+        for there in (False, True):  # also where it is mounted: an empty directory
+            if there:
+                (tmp_path / "data").mkdir()
+            gang = workshop.start(script=script, arguments=[], env=env)
+            assert gang.wait() == [status], gang.texts()
+            message = gang.termination()
+            assert (message.storage_unavailable, message.config_error) == (passes, not passes), message
+            had = ". Attempts before have trained: is its volume mounted?"
+            assert message.error.endswith(had) is passes, message
+        (tmp_path / "data").rmdir()

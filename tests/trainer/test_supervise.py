@@ -157,6 +157,47 @@ def test_the_command_starts_in_the_directory_that_is_named_for_it(tmp_path: Path
     assert (tmp_path / "log").read_text() == f"supervise: {why}\n{elsewhere}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--directory", "{0}", "--", "pwd"), "cannot enter the job's workingDir {0}"),
+        (("--", sys.executable, "{0}/train.py"), "cannot read {0}/train.py"),
+        (("--", "python", "-u", "{0}/train.py", "-v"), "cannot read {0}/train.py"),
+        (("--", "{0}/train.sh"), "cannot read {0}/train.sh"),
+    ],
+    ids=["workingDir", "script", "script, not buffered", "program"],
+)
+def test_what_the_attempts_before_had_is_waited_for(
+    words: tuple[str, ...], what: str, tmp_path: Path
+) -> None:
+    """The volume with the code is not mounted on the node to which a job was moved: its retries were spent in
+    a minute, and it was over."""
+    away, told, end = tmp_path / "away", tmp_path / "termination", tmp_path / "exit"
+    words = tuple(word.format(away) for word in words)
+    command = [*SUPERVISE, "--log", str(tmp_path / "log"), "--exit", str(end), *words]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(told)}
+    first = subprocess.run(command, env=environment, timeout=300, check=False)
+    assert first.returncode not in (0, 74), "nobody has had it"
+    told.unlink(missing_ok=True)
+    again = subprocess.run(
+        command, env=environment | {"HOLDFAST_DURABLE_STEP": "0"}, timeout=300, check=False
+    )
+    assert (again.returncode, ended(end)["code"]) == (74, 74)
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    why = "No such file or directory, though attempts before have trained: is its volume mounted?"
+    assert message.error == f"{what.format(away)}: {why}"
+    assert (message.storage_unavailable, message.config_error) == (True, False)
+    assert (tmp_path / "log").read_text().endswith(f"supervise: {message.error}\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["true"], ["python", "-m", "train"], ["python", "-c", "pass"], ["python"], ["sh", "-c", "x"]]
+)
+def test_what_names_no_file_needs_none(words: list[str]) -> None:
+    assert supervise.files_of(words) == []
+
+
 def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     told = tmp_path / "termination"
@@ -176,7 +217,7 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pat
     assert supervised(tmp_path / "file" / "below", *words, **before).returncode == 74
     message = Termination.from_json(told.read_text())
     assert message is not None
-    why = "Not a directory, though attempts before have saved step 20 there: is its volume mounted?"
+    why = "Not a directory, though attempts before have trained: is its volume mounted?"
     assert message.error.endswith(why)
     assert message.storage_unavailable, "it is not the job's fault that it is not what it was"
 

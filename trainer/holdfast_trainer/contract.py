@@ -42,7 +42,8 @@ ENV_JOB = "HOLDFAST_JOB"
 """`namespace/name`; for messages and metric labels only."""
 ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
 ENV_DURABLE_STEP = "HOLDFAST_DURABLE_STEP"
-"""The newest step that attempts before this one have saved; not there where none is known."""
+"""The newest step that attempts before this one have saved, 0: they trained and saved none; not there where
+none is known to have trained."""
 ENV_CONFIG = "HOLDFAST_CONFIG"
 """Path of the YAML file that holds the job's `config`."""
 ENV_GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
@@ -307,10 +308,10 @@ MAY_PASS = TAKES_NOTHING | AWAY
 """What is no fault of the job that meets it, and may be otherwise later."""
 
 
-def saved_before() -> int:
-    """The newest step that is known to be in the run directory, by who started this attempt; 0: none."""
+def saved_before() -> int | None:
+    """The newest step that attempts before have saved, as the engine knows; None: none has trained."""
     text = os.environ.get(ENV_DURABLE_STEP, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else None
 
 
 def raise_fence(run: RunDir, attempt: int | None) -> int:

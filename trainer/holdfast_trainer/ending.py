@@ -38,7 +38,7 @@ from .faults import DeadWorker, Explained, waited_in_vain
 from .ledger import Journal
 from .parallel import is_lost_peer
 from .schema import ConfigError
-from .token_index import DataError, may_come
+from .token_index import DataError, is_away, may_come
 from .within import within
 
 log = logging.getLogger("holdfast")
@@ -258,10 +258,14 @@ class Ending:
         if isinstance(error, (*CANNOT_BE_MENDED, CheckpointError)):
             if not isinstance(error, Fenced):  # whose saves count no more
                 self._finish_saving()
-            print(f"error: {error}", file=sys.stderr)  # it says what to do; the stack says nothing more
-            mendable = not isinstance(error, CANNOT_BE_MENDED) or may_come(error)
-            later = isinstance(error, StorageUnavailable)
-            self.say("failed", str(error), config_error=not mendable, storage_unavailable=later)
+            away = isinstance(error, DataError) and is_away(error)
+            said = str(error)
+            if away and contract.saved_before() is not None:
+                said += ". Attempts before have trained: is its volume mounted?"
+            print(f"error: {said}", file=sys.stderr)  # it says what to do; the stack says nothing more
+            mendable = away or not isinstance(error, CANNOT_BE_MENDED) or may_come(error)
+            later = away or isinstance(error, StorageUnavailable)
+            self.say("failed", said, config_error=not mendable, storage_unavailable=later)
             _exit_now(1 if mendable else contract.EXIT_CONFIG_ERROR)
         error = _answer_of(lambda: self.explain(error)) or error
         if isinstance(error, Explained):

@@ -113,7 +113,7 @@ def _sees(path: Path) -> bool:
 
 
 def _not_shared(rank: int, host: str, path: str, *, first: str) -> CheckpointError:
-    kind = StorageUnavailable if contract.saved_before() else CheckpointError
+    kind = CheckpointError if contract.saved_before() is None else StorageUnavailable
     return kind(
         f"rank {rank} on {host} does not see in run directory {path} what rank 0 on {first} has just made in "
         "its own: all ranks need the same one. See that its volume is mounted on every machine, name a "
@@ -159,10 +159,10 @@ def cannot_begin(run: RunDir, error: OSError | ValueError) -> CheckpointError:
             f"there is no room to begin in run directory {run.path}: {error}. Free some, or "
             "enlarge the volume; what was saved is still there"
         )
-    if isinstance(error, OSError) and (step := contract.saved_before()):
+    if isinstance(error, OSError) and contract.saved_before() is not None:
         return StorageUnavailable(
-            f"run directory {run.path} cannot be used: {error}. Attempts before have saved step {step} in "
-            "it: is its volume mounted, and does it still have the owner and the rights that it had?"
+            f"run directory {run.path} cannot be used: {error}. Attempts before have trained: is its volume "
+            "mounted, and does it still have the owner and the rights that it had?"
         )
     return CheckpointError(f"run directory {run.path} cannot be used: {error}. Name another one, or mend it")
 

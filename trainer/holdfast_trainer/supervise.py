@@ -266,13 +266,13 @@ def _run_in_place(command: list[str]) -> None:
 
 def run(options: Options, *, in_place: bool = False) -> int:
     """Supervise the command; returns the exit code to leave with."""
-    log = None
+    log, trained = None, saved_before() is not None
     if options.log is not None:
         try:
             options.log.parent.mkdir(parents=True, exist_ok=True)  # in a pod nobody else makes it
             log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            return could_not_begin(f"cannot write the log {options.log}", error, saved_before())
+            return could_not_begin(f"cannot write the log {options.log}", error, trained=trained)
     exit_file = KeptFile(options.exit) if options.exit is not None else None
     if ENV_TERMINATION_LOG in os.environ:
         keep_room(_termination_log())
@@ -284,9 +284,16 @@ def run(options: Options, *, in_place: bool = False) -> int:
         if options.directory is not None:
             os.chdir(options.directory)
     except OSError as error:
-        return refuse(
-            f"cannot enter the job's workingDir {options.directory}: {error.strerror}", log, exit_file
-        )
+        what = f"cannot enter the job's workingDir {options.directory}"
+        if trained:
+            return could_not_begin(what, error, trained=True, log=log, exit_file=exit_file)
+        return refuse(f"{what}: {error.strerror}", log, exit_file)
+    if trained:
+        try:
+            for name in files_of(options.command):
+                os.stat(name)
+        except OSError as error:
+            return could_not_begin(f"cannot read {name}", error, trained=True, log=log, exit_file=exit_file)
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:
@@ -319,19 +326,36 @@ def run(options: Options, *, in_place: bool = False) -> int:
     return code if code >= 0 else 128 - code
 
 
-def could_not_begin(what: str, error: OSError, saved_step: int = 0) -> int:
+def files_of(command: list[str]) -> list[str]:
+    """Those that it names and cannot begin without: a program by its path, a script of Python's."""
+    files = [command[0]] if "/" in command[0] else []
+    script = [word for word in command[1:3] if word != "-u"][:1]
+    if Path(command[0]).name.startswith("python") and script and not script[0].startswith("-"):
+        files += script
+    return files
+
+
+def could_not_begin(
+    what: str,
+    error: OSError,
+    *,
+    trained: bool = False,
+    log: int | None = None,
+    exit_file: KeptFile | None = None,
+) -> int:
     """Tell that there is no room, no answer or no right for what is needed first; returns the exit code.
 
-    `saved_step`: that attempts before have saved there, where they could: it is not what it was.
+    `trained`: attempts before have, so that what this one misses may come, be it whatever the system says.
     """
     message = f"{what}: {error.strerror}"
     may_pass = error.errno in MAY_PASS
-    if saved_step and not may_pass:
+    if trained and not may_pass:
         may_pass = True
-        message += f", though attempts before have saved step {saved_step} there: is its volume mounted?"
-    print(f"supervise: {message}", file=sys.stderr)
+        message += ", though attempts before have trained: is its volume mounted?"
+    write_all(2 if log is None else log, f"supervise: {message}\n".encode())
     last = Termination("failed", 0, 0, message, storage_unavailable=may_pass)
     write_termination(_termination_log(), last)
+    record(exit_file, how_it_ended(EXIT_IO_ERROR))
     return EXIT_IO_ERROR
 
 

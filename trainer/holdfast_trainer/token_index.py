@@ -17,11 +17,13 @@ import dataclasses
 import errno
 import hashlib
 import json
+import os
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from .contract import AWAY, is_directory
+from .contract import AWAY, is_directory, saved_before
 from .schema import ConfigError, Range, from_mapping
 
 INDEX_FILE = "index.json"
@@ -40,13 +42,31 @@ class DataError(ValueError):
 
 _NOT_THE_DATA = AWAY | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 """How the system says that it does not give a file now, whatever is in it."""
+_NO_ANSWER = AWAY - {errno.EIO}
+"""EIO: of a disk too, which may have lost the file for good."""
+_NOT_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM))
 
 
 def may_come(error: BaseException | None) -> bool:
     """Whether a disk or a network did not give the data, or there was no room for it, now: another attempt
     may have it."""
+    return _came_of(error, _NOT_THE_DATA)
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether it is the data's storage that is to blame, and not the job: its server does not answer, or
+    what is not there was most likely there for the attempts before."""
+    return _came_of(error, _NO_ANSWER if saved_before() is None else _NO_ANSWER | _NOT_THERE)
+
+
+def missing(path: Path) -> FileNotFoundError:
+    """What the system would say of it: the cause of a DataError that tells of data that is not there."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _came_of(error: BaseException | None, codes: Set[int]) -> bool:
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _NOT_THE_DATA:
+        if isinstance(error, OSError) and error.errno in codes:
             return True
         error = error.__cause__
     return False
@@ -104,7 +124,7 @@ def read_index(directory: Path) -> TokenIndex:
     remedy = f"make it with: python -m holdfast_trainer prepare --source TEXT --out {directory}"
     try:
         if not is_directory(directory):
-            raise DataError(f"data directory {directory} does not exist; {remedy}")
+            raise DataError(f"data directory {directory} does not exist; {remedy}") from missing(directory)
         return from_mapping(TokenIndex, json.loads(path.read_text(encoding="utf-8")), path)
     except FileNotFoundError as error:
         raise DataError(f"{directory} has no {INDEX_FILE}: preparation did not finish; {remedy}") from error

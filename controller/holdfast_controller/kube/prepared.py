@@ -34,7 +34,7 @@ class Prepared:
         known = self._made.get(which)
         # Not the spec itself: in a config 1, 1.0 and true are equal to Python.
         spec, labels = job.as_of(attempt).spec.of_attempt, dict(job.metadata.labels)
-        made_of = (spec, labels, job.status.durable_before(attempt))
+        made_of = (spec, labels, job.status.saved_before(attempt))
         if known is not None and known[0] == made_of:
             return known[1]
         made = with_evidence(attempt_manifests(job, attempt, self._settings))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
-from holdfast_controller.jobs import AttemptRecord, Phase, Status, TrainingJob, Verdict
+from holdfast_controller.jobs import SILENT_SECONDS, AttemptRecord, Phase, Status, TrainingJob, Verdict
 
 from . import explain, idle, refused
 from .backoff import LONGEST_SECONDS, backoff
@@ -34,10 +34,6 @@ from .size import next_replicas
 from .spec_notes import spec_notes
 from .superseded import superseded_by
 from .tails import bound_tails
-
-SILENT_SECONDS = 120.0
-"""A program that has not reported for so long since all replicas are up is not going to: it uses no `Run`.
-What did so in an earlier attempt does: DNS may be down, and its ranks look for each other."""
 
 TRUSTED_SECONDS = 300.0
 """From a controller's start until it deletes by the clock what had finished before: on a machine that has

@@ -116,7 +116,7 @@ FAULTS = (
     Fault(
         "eviction where the volume is mounted no more", grounds.evicted_without_its_volume,
         "StorageUnavailable",
-        r"cannot write the log .*: Permission denied, though attempts before have saved step \d+ there: ",
+        "cannot write the log .*: Permission denied, though attempts before have trained: ",
         notice=True, group="disk", follows=True,
     ),
     Fault(

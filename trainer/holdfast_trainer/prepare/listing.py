@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ..contract import exists, is_directory
+from ..token_index import missing
 from .corpus import (
     COMPRESSIONS,
     DEFAULT_PATTERNS,
@@ -75,7 +76,7 @@ def _found(source: Path, request: Request) -> list[tuple[str, Path]]:
     """What of a source is read: names and paths. Raises PrepareError, OSError."""
     if not is_directory(source):
         if not exists(source):
-            raise PrepareError(f"source {source} does not exist")
+            raise PrepareError(f"source {source} does not exist") from missing(source)
         return [(source.name, source)]
     if (saved := saved_files(source)) is not None:
         return [(path.relative_to(source).as_posix(), path) for path in saved]
@@ -85,7 +86,7 @@ def _found(source: Path, request: Request) -> list[tuple[str, Path]]:
             f"no file in {source} matches {' or '.join(request.patterns)}"
             f"{' after ' + str(len(request.excludes)) + ' exclusions' if request.excludes else ''}; "
             f"choose others with --pattern (of a stream: patterns)"
-        )
+        ) from missing(source)
     return found
 
 

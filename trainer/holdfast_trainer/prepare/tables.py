@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..contract import is_file
+from ..token_index import missing
 from .corpus import PrepareError, needs_pyarrow
 from .streams import telling
 
@@ -180,7 +181,8 @@ def saved_files(directory: Path) -> list[Path] | None:
     files = [directory / part["filename"] for part in _read(state)["_data_files"]]
     for file in files:
         if not is_file(file):
-            raise PrepareError(f"source {file} is missing; {state} names it: copy the data set again")
+            told = f"source {file} is missing; {state} names it: copy the data set again"
+            raise PrepareError(told) from missing(file)
     return files
 
 

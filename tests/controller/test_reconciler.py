@@ -20,7 +20,7 @@ from holdfast_controller.jobs import SILENT_SECONDS, Phase, TrainingJob, Verdict
 from holdfast_controller.metrics import Metrics
 from holdfast_controller.reconciler import Reconciler
 from holdfast_controller.spec import Checkpoint
-from holdfast_trainer.contract import Progress
+from holdfast_trainer.contract import EXIT_CONFIG_ERROR, Progress
 
 
 def conditions(job: TrainingJob) -> dict[str, str]:
@@ -770,3 +770,25 @@ def test_a_job_whose_figures_cannot_be_told_is_carried_on_and_so_are_the_others(
         await asyncio.gather(working, return_exceptions=True)
 
     asyncio.run(story())
+
+
+def test_what_has_trained_as_it_is_is_no_mistake_for_good() -> None:
+    """bfloat16 by name, and the next spot node's GPU has none: days of work were given up at once."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(retries={"failures": 2}))
+        scene.engine.vanish(job, 1, 0)
+        scene.engine.fail(job, 1, 1, 800, "Connection reset by peer")
+        job = await scene.look(passes=4)
+        for number in (2, 3, 4):
+            assert (job.status.attempt, job.status.failures) == (number, number - 2)
+            for replica in (0, 1):
+                scene.engine.end(job, number, replica, EXIT_CONFIG_ERROR)
+            job = await scene.look(passes=4)
+            assert job.status.attempts[number - 1].verdict is Verdict.FAILED
+            scene.now += timedelta(seconds=5)
+            job = await scene.look(passes=4)
+        assert job.status.phase is Phase.FAILED
+        assert job.status.message.endswith("no retry for failures is left (retries.failures: 2)")
+
+    play(story)

@@ -4,7 +4,8 @@ When one replica goes, its peers crash on the broken connection, hang, or are ki
 victims and never counted; the verdict comes from the first cause:
 
 1. every replica finished                       -> Finished
-2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it
+2. a configuration error, by message or code 78 -> ConfigError: no neighbour's loss can cause it; Failed where
+   an attempt before has trained as it is (decide.py)
 3. a stop was asked for                         -> Suspended; what failed on the way is in the reason
 4. a replica the platform took                  -> LostNode where its node went with it, else Disrupted;
    whose queue took it back for good             -> Suspended, and the job with it

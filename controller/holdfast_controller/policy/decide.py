@@ -10,7 +10,7 @@ attempt is left: at no moment can two attempts run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from holdfast_controller.cluster import AttemptObservation, Event, ReplicaState
@@ -29,7 +29,7 @@ from .lost_work import Line
 from .peers import SETTLE_SECONDS, kill_at, lost_at
 from .queue_waits import why_put_aside
 from .recovery import CORRECTED, remembered
-from .repeats import next_capacity, remedy, same_failure, standstill, times_in_a_row
+from .repeats import as_it_trained, next_capacity, remedy, same_failure, standstill, times_in_a_row
 from .size import next_replicas
 from .spec_notes import spec_notes
 from .superseded import superseded_by
@@ -268,6 +268,8 @@ class _Deciding:
             incident = classify(observation, ended, superseded)
         else:
             incident = Incident(Verdict.DISRUPTED, "all that was known of it is gone")
+        if incident.verdict is Verdict.CONFIG_ERROR and as_it_trained(record, self.status.attempts):
+            incident = replace(incident, verdict=Verdict.FAILED)  # it can run: elsewhere, or later
         if incident.reason == observation.put_aside and not (self.spec.suspend or self.job.faults):
             # First: who comes after a crash would open the next attempt of a job that is not suspended.
             self._phase(Phase.SUSPENDING, "Suspending", incident.reason)

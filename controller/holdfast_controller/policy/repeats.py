@@ -65,6 +65,13 @@ def _failure(record: AttemptRecord) -> tuple[Verdict | None, int | None, str]:
     return record.verdict, record.last_step, re.sub(r"^replica \d+: ", "", record.reason)
 
 
+def as_it_trained(newest: AttemptRecord, attempts: Sequence[AttemptRecord]) -> bool:
+    """Whether an attempt before has trained with what the newest one's spec asks for: then that is no mistake
+    for good. Another GPU may lack what it needs, or its machine a volume."""
+    earlier = (one for one in attempts if one.number < newest.number)
+    return any(one.trained and one.made_of == newest.made_of for one in earlier)
+
+
 def times_in_a_row(attempts: Sequence[AttemptRecord], verdict: Verdict) -> int:
     """How often this has happened by now, for the back-off after the newest attempt, which ended in it."""
     if verdict in NO_PLACE:

@@ -63,6 +63,13 @@ class DataDirectory:
     def database(self) -> Path:
         return self.path / "holdfast.db"
 
+    def has_database(self) -> bool:
+        """Raises DataDirectoryError."""
+        try:
+            return exists(self.database)
+        except OSError as error:
+            raise DataDirectoryError(f"cannot look for {self.database}: {error.strerror}") from error
+
     @property
     def runs(self) -> Path:
         return self.path / "runs"

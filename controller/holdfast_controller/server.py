@@ -92,6 +92,8 @@ class Listening:
     directory: DataDirectory
     token: str | None
     socket: socket.socket
+    new: bool
+    """Whether its directory had no database, as one whose disk is not mounted."""
 
 
 @contextlib.contextmanager
@@ -106,6 +108,7 @@ def claim(settings: Settings) -> Iterator[Listening]:
     directory.create()
     lock = directory.lock()
     try:
+        new = not directory.has_database()
         token = None
         if not settings.no_token:
             make_token(directory.token)
@@ -117,7 +120,7 @@ def claim(settings: Settings) -> Iterator[Listening]:
                 ServerFile(near, str(directory.token) if token else None, os.getpid())
             )
             try:
-                yield Listening(url, directory, token, bound)
+                yield Listening(url, directory, token, bound, new)
             finally:
                 directory.remove_server_file(os.getpid())
     finally:

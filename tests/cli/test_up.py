@@ -120,7 +120,15 @@ def test_the_commands_that_it_says_come_next_can_be_copied(
     with claim(settings) as listening:
         voice = Voice()
         voice.started(settings, listening)
-    assert f"  holdfast --data-dir '{tmp_path}/my jobs' top\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"  holdfast --data-dir '{tmp_path}/my jobs' top\n" in told
+    assert f"  data   {tmp_path}/my jobs (new: no jobs were there)\n" in told, (
+        "as where a disk is not mounted"
+    )
+    settings.directory.database.touch()
+    with claim(settings) as listening:
+        Voice().started(settings, listening)
+    assert f"  data   {tmp_path}/my jobs\n" in capsys.readouterr().out
     runs = Status(attempts=[AttemptRecord(number=1)])
     a = TrainingJob(metadata=Metadata(name="a"), spec=Spec(command=["x"]), status=runs)
     b = TrainingJob(metadata=Metadata(name="b"), spec=Spec(command=["x"], suspend=True))

@@ -41,7 +41,7 @@ class Voice:
         gpus = f"{len(settings.devices)} GPU{'' if len(settings.devices) == 1 else 's'}"
         lines = [
             f"Holdfast {version('holdfast')} answers at {listening.url}",
-            f"  data   {settings.data_dir}",
+            f"  data   {settings.data_dir}{' (new: no jobs were there)' if listening.new else ''}",
             f"  token  {token}",
             f"  room   {slots}, {gpus}",
             "",

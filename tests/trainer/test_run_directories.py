@@ -3,6 +3,7 @@ that is told, and nothing of the run is begun anew in it."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -101,3 +102,13 @@ def test_data_that_the_attempts_before_had_is_waited_for(workshop: Workshop, tmp
             had = ". Attempts before have trained: is its volume mounted?"
             assert message.error.endswith(had) is passes, message
         (tmp_path / "data").rmdir()
+
+
+def test_a_new_run_goes_on_from_the_checkpoints_of_another(workshop: Workshop) -> None:
+    """Of a job that was deleted, or whose cluster is gone (docs/interruptions.md)."""
+    whole, first = workshop.finish("whole", steps=20), workshop.finish("first", steps=10)
+    shutil.copytree(first.run.checkpoints, workshop.path / "second" / "checkpoints")
+    second = workshop.finish("second", steps=20)
+    assert second.events("attempt_start")[0]["resumed_step"] == 10
+    assert second.stop()["digest"] == whole.stop()["digest"]
+    assert second.losses().items() <= whole.losses().items()

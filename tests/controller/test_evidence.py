@@ -59,6 +59,26 @@ CASES = [
         "",
         id="torchrun kills the peer of a failed rank, which did not end by SIGTERM",
     ),
+    *(
+        pytest.param(
+            (
+                facts(
+                    exit=Exit(29, 1),
+                    termination=Termination("failed", 7, 0, error),
+                    **ranks(RankExit(0, None, KILL, seen), RankExit(1, 1, None, 8)),
+                ),
+            ),
+            {},
+            taken,
+            "Killed: rank 0 got SIGKILL from outside" if taken else "",
+            id=f"kill -9 of a rank, {told}",
+        )
+        for error, seen, taken, told in (
+            (PEER_GONE, 8.9, True, "whose peer crashed before its supervisor saw it"),
+            (PEER_GONE, 28.0, False, "by torchrun, as its peer had lost the connection to it"),
+            ("ValueError: a bad batch", 8.9, False, "whose peer had failed by itself"),
+        )
+    ),
     pytest.param(
         (facts(exit=Exit(9, 1), **ranks(RankExit(0, None, TERM, 8))),),
         {},

@@ -19,6 +19,9 @@ from holdfast_trainer.contract import Termination
 
 from .record import Drill, Exit, Lost, Stop
 
+LATE_SECONDS = 1.0
+"""By so much a supervisor on a busy machine may see an end after it was: its rank's peer has crashed by then.
+torchrun kills the peers of a rank that failed no sooner: it asks them to end first, and waits."""
 _TOLD_TO_END = "SignalException: "
 """What torchrun raises for a signal, from the moment on in which it starts its ranks."""
 
@@ -143,7 +146,15 @@ def _taken(replica: ReplicaFacts, facts: AttemptFacts) -> tuple[bool, str]:
 
 def _failed_before(replica: ReplicaFacts, ended: float) -> bool:
     """Whether a rank failed by itself, whose torchrun then ends its other ranks, at last by SIGKILL."""
-    return any(bad(rank) and rank.signal not in KILLERS and rank.ended < ended for rank in replica.ranks)
+    earlier = [
+        rank.ended
+        for rank in replica.ranks
+        if bad(rank) and rank.signal not in KILLERS and rank.ended < ended
+    ]
+    if not earlier:
+        return False
+    seen_late = ended - min(earlier) < LATE_SECONDS
+    return not (seen_late and lost_its_peer(replica.termination, replica.ranks))
 
 
 def _unless_victim(replica: ReplicaFacts, facts: AttemptFacts, ended: float, text: str) -> tuple[bool, str]:

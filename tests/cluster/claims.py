@@ -163,7 +163,7 @@ class ClaimedDisk:
 
     def _device(self) -> str:
         """Empty once nobody has it mounted."""
-        words = ["--associated", self.image, "--noheadings", "--output", "NAME"]
+        words = ["--associated", str(self.image), "--noheadings", "--output", "NAME"]
         return run([find("losetup") or "losetup", *words], "looking for a small file system").strip()
 
     def mount(self) -> None:

@@ -256,8 +256,7 @@ def _run_in_place(command: list[str]) -> None:
         return
     if in_place.cuda_is_spoilt():
         told = "CUDA was initialized before this rank was forked: it is executed, and imports PyTorch itself"
-        with suppress(OSError):
-            write_all(2, f"supervise: {told}\n".encode())
+        _write(f"supervise: {told}")
         return
     with suppress(OSError):
         in_place.show(command, os.environ)
@@ -315,7 +314,8 @@ def run(options: Options, *, in_place: bool = False) -> int:
     if keep is None or keep.end():
         record(exit_file, end)
     else:
-        _warn(f"the log {options.log} is not whole, and no exit file is written: their disk does not answer")
+        what = f"the log {options.log} is not whole, and no exit file is written"
+        _write(f"supervise: {what}: their disk does not answer")
     if code == 0 and options.fail_on_notice and _was_interrupted():
         return EXIT_NOTICE
     if in_place:
@@ -352,7 +352,7 @@ def could_not_begin(
     if trained and not may_pass:
         may_pass = True
         message += ", though attempts before have trained: is its volume mounted?"
-    write_all(2 if log is None else log, f"supervise: {message}\n".encode())
+    _write(f"supervise: {message}", log)
     last = Termination("failed", 0, 0, message, storage_unavailable=may_pass)
     write_termination(_termination_log(), last)
     record(exit_file, how_it_ended(EXIT_IO_ERROR))
@@ -414,7 +414,7 @@ def refuse(
     message: str, log: int | None = None, exit_file: KeptFile | None = None, *, who: str = "supervise"
 ) -> int:
     """What was asked for cannot be done here, and no retry will mend that: say so everywhere it is read."""
-    write_all(2 if log is None else log, f"{who}: {message}\n".encode())
+    _write(f"{who}: {message}", log)
     write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
     record(exit_file, how_it_ended(EXIT_CONFIG_ERROR))
     return EXIT_CONFIG_ERROR
@@ -434,12 +434,13 @@ def record(exit_file: KeptFile | None, end: dict[str, float | str | None]) -> No
     write = exit_file.write
     fault = within(EXIT_SECONDS, lambda: write(json.dumps(end)))
     if isinstance(fault, OSError):
-        _warn(f"cannot write {exit_file.path}: {fault.strerror or 'its disk does not answer'}")
+        _write(f"supervise: cannot write {exit_file.path}: {fault.strerror or 'its disk does not answer'}")
 
 
-def _warn(what: str) -> None:
+def _write(line: str, log: int | None = None) -> None:
+    """Where there is room: what else is to be told of an end does not wait for that."""
     with suppress(OSError):
-        write_all(2, f"supervise: {what}\n".encode())
+        write_all(2 if log is None else log, f"{line}\n".encode())
 
 
 def main(argv: list[str], *, in_place: bool = False) -> int:

@@ -268,8 +268,10 @@ class AttemptRecord(Model):
     @property
     def trained(self) -> bool:
         """Whether it is known to have done a step or, as a program may tell of none, to have run for long."""
-        if self.last_step or self.started_at is None or self.ended_at is None:
-            return bool(self.last_step)
+        if self.last_step:
+            return True
+        if self.started_at is None or self.ended_at is None:
+            return False
         return (self.ended_at - self.started_at).total_seconds() >= SILENT_SECONDS
 
 

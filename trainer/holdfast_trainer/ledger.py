@@ -127,11 +127,8 @@ class _Lines:
             return
         self._unsynced = False
         try:
-            fd = os.open(self._path, os.O_WRONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            with open(self._path, "r+b") as file:
+                os.fsync(file.fileno())
         except OSError:
             self._unsynced = True
 

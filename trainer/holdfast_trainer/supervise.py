@@ -353,10 +353,9 @@ def could_not_begin(
         may_pass = True
         message += ", though attempts before have trained: is its volume mounted?"
     _write(f"supervise: {message}", log)
-    last = Termination("failed", 0, 0, message, storage_unavailable=may_pass)
-    write_termination(_termination_log(), last)
-    record(exit_file, how_it_ended(EXIT_IO_ERROR))
-    return EXIT_IO_ERROR
+    return _ended(
+        Termination("failed", 0, 0, message, storage_unavailable=may_pass), EXIT_IO_ERROR, exit_file
+    )
 
 
 def _log_limit() -> int:
@@ -415,9 +414,14 @@ def refuse(
 ) -> int:
     """What was asked for cannot be done here, and no retry will mend that: say so everywhere it is read."""
     _write(f"{who}: {message}", log)
-    write_termination(_termination_log(), Termination("failed", 0, 0, message, config_error=True))
-    record(exit_file, how_it_ended(EXIT_CONFIG_ERROR))
-    return EXIT_CONFIG_ERROR
+    return _ended(Termination("failed", 0, 0, message, config_error=True), EXIT_CONFIG_ERROR, exit_file)
+
+
+def _ended(last: Termination, code: int, exit_file: KeptFile | None) -> int:
+    """Keep what is known of an end before the command was there; returns the exit code."""
+    write_termination(_termination_log(), last)
+    record(exit_file, how_it_ended(code))
+    return code
 
 
 def how_it_ended(code: int, peak_bytes: int | None = None, said: str = "") -> dict[str, float | str | None]:

@@ -32,6 +32,7 @@ NODES = "@pytest.fixture\ndef cluster(): pass\n@pytest.mark.cluster\ndef test_no
 BRIEF = NODES.replace("cluster()", "short_lived()").replace("nodes(cluster)", "brief(short_lived)")
 SLOW = "@pytest.mark.slow\ndef test_slow(): tell()\n"
 QUICK = "@pytest.mark.parametrize('what', ['a@b', 'c'])\ndef test_quick(what): tell()\n"
+LONG = "pytestmark = pytest.mark.long\n"
 AT_A_PLACE = "def test_place(tmp_path): tell()\n"
 ENGINE = "from local_world import local_engine\n"
 
@@ -109,11 +110,22 @@ def test_groups_come_first_and_files_stay_whole(tmp_path: Path) -> None:
     assert [test for test in tests if test in whole] == whole, "in one worker, in their order"
 
 
-def test_what_is_slow_what_waits_and_what_but_computes_take_turns(tmp_path: Path) -> None:
+def test_long_files_come_first_then_what_is_slow_waits_or_computes_in_turns(tmp_path: Path) -> None:
     twice = AT_A_PLACE + AT_A_PLACE.replace("place", "other")
-    project(tmp_path, a=QUICK, b=AT_A_PLACE, c=twice, d=SLOW, e=AT_A_PLACE, f=QUICK, g=SLOW + AT_A_PLACE)
+    project(
+        tmp_path,
+        a=QUICK,
+        b=AT_A_PLACE,
+        c=twice,
+        d=SLOW,
+        e=AT_A_PLACE,
+        f=QUICK,
+        g=SLOW + AT_A_PLACE,
+        h=LONG + QUICK,
+        i=LONG + SLOW,
+    )
     (tests,) = by_worker(run(tmp_path, "-n", "1")).values()
-    assert "".join(dict.fromkeys(test.partition("::")[0][-4] for test in tests)) == "gcbdaef"
+    assert "".join(dict.fromkeys(test.partition("::")[0][-4] for test in tests)) == "higcbdaef"
 
 
 @pytest.mark.parametrize("words", [("-k", "quick"), ("-s",), ("stories/test_a.py",)])

@@ -10,11 +10,11 @@ across files, each in one worker:
 - `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
-The groups begin first, for nobody can help with them later. Then files take turns: those with slow tests,
-most of which compute, those whose quick tests ask for a directory, most of which wait for processes, and
-those whose tests ask for none, which but compute. While many wait at once, a core has nothing to do. Those
-that ask most often come first, and in the last third no test is slow: were a long file the last, one worker
-would have it while the others had nothing.
+The groups begin first, for nobody can help with them later. So do the long files, most of whose time is
+waiting: were one the last, its worker would wait with it while the others had nothing. Then files take
+turns: those with slow tests, most of which compute, those whose quick tests ask for a directory, most of
+which wait for processes, and those whose tests ask for none, which but compute. While many wait at once, a
+core has nothing to do. Those that ask most often come first, and in the last third no test is slow.
 
 Workers collect the tests, the process that hands them out does not: it learns the groups from a file that
 each worker writes. xdist's own marks do not reach it with pytest 9.2, see pytest-xdist's issue 1386.
@@ -107,14 +107,17 @@ def arrange(items: list[pytest.Item], there: Path) -> None:
     groups = {item: group for item in items if (group := group_of(item))}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     others = [item for item in items if item not in groups]
-    long = list(dict.fromkeys(item.path for item in others if item.path in slow))
-    quick = [item for item in others if item.path not in slow]
+    long = list(dict.fromkeys(item.path for item in others if item.get_closest_marker("long")))
+    short = [item for item in others if item.path not in long]
+    much = list(dict.fromkeys(item.path for item in short if item.path in slow))
+    quick = [item for item in short if item.path not in slow]
     asking = Counter(item.path for item in quick if "tmp_path" in getattr(item, "fixturenames", ()))
     waiting = [path for path, _ in asking.most_common()]
     computing = [path for path in dict.fromkeys(item.path for item in quick) if path not in asking]
-    place = {path: SLOW_UNTIL * number / len(long) for number, path in enumerate(long)}
+    place = {path: SLOW_UNTIL * number / len(much) for number, path in enumerate(much)}
     place |= {path: number / len(waiting) for number, path in enumerate(waiting)}
     place |= {path: (1 + number) / len(computing) for number, path in enumerate(computing)}
+    place |= {path: number - len(long) for number, path in enumerate(long)}
 
     def rank(item: pytest.Item) -> tuple[int, float, bool]:
         if item in groups:

@@ -16,6 +16,8 @@ from bench.training.turns import busy
 from processes import Processes
 from waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)

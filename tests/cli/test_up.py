@@ -24,6 +24,8 @@ from holdfast_controller.jobs import AttemptRecord, Metadata, Phase, Spec, Statu
 from holdfast_controller.server import claim
 from holdfast_controller.settings import load_settings
 
+pytestmark = pytest.mark.long
+
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 JOB = """
 metadata: {name: count}

@@ -12,6 +12,8 @@ import pytest
 from processes import Processes
 from waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 FIGURES = {
     "steps",

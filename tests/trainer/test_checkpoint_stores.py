@@ -30,6 +30,8 @@ from holdfast_trainer.memory import huge_pages
 
 __all__ = ["server"]
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(params=["directory", "objects"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:

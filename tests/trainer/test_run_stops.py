@@ -18,6 +18,8 @@ from holdfast_controller.policy.classify import lost_its_peer
 from holdfast_trainer.contract import RunDir, Termination
 from holdfast_trainer.ending import EXIT_NOTICE
 
+pytestmark = pytest.mark.long
+
 SLOW = {"steps": 100_000, "pause": 0.02, "save_every": 10_000}
 
 

@@ -12,6 +12,8 @@ from waiting import wait_until
 
 from holdfast_trainer.contract import Progress, Termination
 
+pytestmark = pytest.mark.long
+
 
 def served(gang: Gang) -> Progress:
     """What rank 0 answers just now."""

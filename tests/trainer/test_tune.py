@@ -52,6 +52,8 @@ from holdfast_trainer.tune.session import NOT_RECOMPUTING, RECOMPUTING, Findings
 from holdfast_trainer.tune.settings import Settings
 from holdfast_trainer.tune.workload import Workload
 
+pytestmark = pytest.mark.long
+
 WORKLOADS = Path(__file__).parent / "ragged_workload.py"
 QUICK = ("--rounds", "1", "--steps", "1", "--seconds", "0", "--no-compile")
 

@@ -33,6 +33,8 @@ from holdfast_trainer.watchdog import (
     write_stacks,
 )
 
+pytestmark = pytest.mark.long
+
 QUICK = {"HOLDFAST_HANG_SECONDS": "10"}
 
 

@@ -306,6 +306,51 @@ for step in run.steps(int(sys.argv[2])):
     assert gang.history.events("attempt_start", 3)[0]["resumed_step"] == 4
 
 
+@pytest.mark.parametrize("state", ["stays", "goes"])
+def test_parameters_that_are_taken_from_an_optimizer_are_told_with_what_can_be_done(
+    workshop: Workshop, tmp_path: Path, state: str
+) -> None:
+    """What torch says where their state stays is the number of an object, and the job was tried again."""
+    script = tmp_path / "freezes.py"
+    script.write_text(
+        """
+import sys
+import torch
+from holdfast_trainer.run import Run
+
+run = Run(checkpoint_every=2)
+first, last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+groups = [{"params": list(last.parameters())}, {"params": list(first.parameters())}]
+optimizer = torch.optim.Adam(groups, 0.1)
+run.track(model=torch.nn.Sequential(first, last), optimizer=optimizer)
+for step in run.steps(int(sys.argv[1])):
+    if step == 1:
+        for parameter in optimizer.param_groups.pop()["params"]:
+            if sys.argv[2] == "goes":
+                del optimizer.state[parameter]
+    optimizer.zero_grad()
+    last(first(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+"""
+    )
+    gang = workshop.start(script=script, arguments=["2", state])
+    codes = gang.wait()
+    told = "parameters were taken from optimizer after run.track: a resume is refused, as it loads optimizer"
+    assert gang.texts().count(told) == 1
+    if state == "stays":
+        assert codes == [EXIT_CONFIG_ERROR], gang.texts()
+        assert gang.termination().error == (
+            "optimizer cannot give its state to be saved: it has that of 2 parameters which are in none of "
+            "its groups any more. Leave them there and freeze them, by requires_grad_(False)"
+        )
+        return
+    assert codes == [0], gang.texts()
+    gang = workshop.start(script=script, arguments=["4", state])
+    assert gang.wait() == [EXIT_CONFIG_ERROR], gang.texts()
+    said = "had [2] parameters, and have [2, 2] now (what a loop took from it is to stay there, frozen)"
+    assert said in gang.termination().error
+
+
 COUNTS = """
 import sys
 import torch

@@ -82,10 +82,18 @@ class Exactness:
         """To be called by its step."""
         if state.found_untracked(optimizer):
             self.lose(f"steps of an untracked {type(optimizer).__name__}", "keep what is not saved")
-        if name := state.given_more(optimizer):
+        name, more = state.resized_optimizer(optimizer)
+        if more > 0:
             log.warning(
                 "%s was given parameters after run.track: a resume is refused, as it loads %s where the "
                 "script has given it fewer. Give it all before run.track, frozen: it passes those over",
+                name,
+                name,
+            )
+        elif more < 0:
+            log.warning(
+                "parameters were taken from %s after run.track: a resume is refused, as it loads %s where "
+                "the script has given it more. Leave them there and freeze them: it passes those over",
                 name,
                 name,
             )

@@ -97,6 +97,9 @@ def _other_groups(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> st
     )
     if had == has:
         return ""
-    later = had[: len(has)] == has
-    hint = " (what a loop gives it later is to be there before run.track, frozen)" if later else ""
+    hint = ""
+    if had[: len(has)] == has:
+        hint = " (what a loop gives it later is to be there before run.track, frozen)"
+    elif has[: len(had)] == had:
+        hint = " (what a loop took from it is to stay there, frozen)"
     return f"its groups had {had} parameters, and have {has} now{hint}"

@@ -151,13 +151,15 @@ class TrainingState:
         mine = any(id(p) in self._of_models for group in optimizer.param_groups for p in group["params"])
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
 
-    def given_more(self, optimizer: torch.optim.Optimizer) -> str:
-        """The name of a tracked optimizer that has more parameters than it had then; once for each."""
+    def resized_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[str, int]:
+        """Its name and how many parameters it has more than when it was last asked about, or tracked; below 0
+        where it has fewer. No name where it is not tracked, or has as many."""
         name, count = self._counts.get(id(optimizer), ("", 0))
-        if not name or (now := _count(optimizer)) <= count:
-            return ""
-        self._counts[id(optimizer)] = name, now
-        return name
+        more = _count(optimizer) - count if name else 0
+        if not more:
+            return "", 0
+        self._counts[id(optimizer)] = name, count + more
+        return name, more
 
     def resized(self) -> list[str]:
         """The parameters and buffers that have another shape than when their model was tracked, in words;
@@ -356,7 +358,7 @@ class TrainingState:
         return Captured(shared, own, frozenset(names))
 
     def _shared(self, step: int) -> dict[str, Any]:
-        parts = {name: _saved_of(part) for name, part in self._parts.items()}
+        parts = {name: _saved_of(name, part) for name, part in self._parts.items()}
         versions = {name: versions_of(model) for name, model in self._models.items()}
         return {"step": step, "parts": parts, "orders": self._orders(), "versions": versions}
 
@@ -467,9 +469,19 @@ def _compiled(parts: Mapping[str, Any]) -> str | bool:
     return ", ".join(f"{count} of {k}" if "*" in k else k for k, count in kinds.items()) or False
 
 
-def _saved_of(part: Stateful) -> dict[str, Any]:
-    """Its state; a model's under names that do not tell whether a layer of it is compiled."""
-    state = part.state_dict()
+def _saved_of(name: str, part: Stateful) -> dict[str, Any]:
+    """Its state; a model's under names that do not tell whether a layer of it is compiled. Raises
+    UnsupportedState."""
+    try:
+        state = part.state_dict()
+    except KeyError:
+        count = _in_no_group(part) if isinstance(part, torch.optim.Optimizer) else 0
+        if not count:
+            raise
+        raise UnsupportedState(
+            f"{name} cannot give its state to be saved: it has that of {count} parameters which are in none "
+            "of its groups any more. Leave them there and freeze them, by requires_grad_(False)"
+        ) from None
     if not isinstance(part, nn.Module):
         return state
     return {without_compiled(name): value for name, value in state.items()}
@@ -525,6 +537,12 @@ def _inner(parts: Mapping[str, Stateful]) -> dict[str, torch.optim.Optimizer]:
 def _count(optimizer: torch.optim.Optimizer) -> int:
     """Of its parameters."""
     return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _in_no_group(optimizer: torch.optim.Optimizer) -> int:
+    """How many parameters it keeps something for that it does not step any more."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return sum(isinstance(p, torch.Tensor) and id(p) not in stepped for p in optimizer.state)
 
 
 def _tells(optimizer: torch.optim.Optimizer) -> bool:

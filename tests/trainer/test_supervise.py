@@ -157,6 +157,26 @@ def test_the_command_starts_in_the_directory_that_is_named_for_it(tmp_path: Path
     assert (tmp_path / "log").read_text() == f"supervise: {why}\n{elsewhere}\n"
 
 
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_script_that_is_not_there_is_a_configuration_error(tmp_path: Path, absolute: bool) -> None:
+    """Python says so with exit code 2, as any failure's, and the job tried again and again."""
+    told = tmp_path / "termination"
+    script = str(tmp_path / "train.py") if absolute else "train.py"
+    words = [*SUPERVISE, "--log", str(tmp_path / "log"), "--exit", str(tmp_path / "exit"), "--"]
+    command = [*words, sys.executable, "-u", script, "--lr", "1"]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(told)}
+    refused = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, check=False)
+    assert refused.returncode == EXIT_CONFIG_ERROR
+    assert ended(tmp_path / "exit")["code"] == EXIT_CONFIG_ERROR
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    assert message.config_error
+    where = script if absolute else f"train.py in {tmp_path}"
+    why = f"cannot read {where}: No such file or directory; check the job's `command`"
+    assert message.error == why
+    assert (tmp_path / "log").read_text() == f"supervise: {why}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

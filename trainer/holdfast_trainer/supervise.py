@@ -287,12 +287,15 @@ def run(options: Options, *, in_place: bool = False) -> int:
         if trained:
             return could_not_begin(what, error, trained=True, log=log, exit_file=exit_file)
         return refuse(f"{what}: {error.strerror}", log, exit_file)
-    if trained:
+    for name in files_of(options.command):
         try:
-            for name in files_of(options.command):
-                os.stat(name)
+            os.stat(name)
         except OSError as error:
-            return could_not_begin(f"cannot read {name}", error, trained=True, log=log, exit_file=exit_file)
+            what = f"cannot read {name}" if os.path.isabs(name) else f"cannot read {name} in {os.getcwd()}"
+            if trained or error.errno in MAY_PASS:
+                return could_not_begin(what, error, trained=trained, log=log, exit_file=exit_file)
+            if name != options.command[0]:  # a program's absence is told where it is run
+                return refuse(f"{what}: {error.strerror}; check the job's `command`", log, exit_file)
     try:
         child = Child(options.command, log if feed is None else feed, in_place=in_place)
     except OSError as error:

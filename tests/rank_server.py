@@ -17,9 +17,21 @@ from typing import NoReturn
 from holdfast_trainer import in_place
 from holdfast_trainer.importing import without_collector
 
+COMPILER = "torch._inductor.compile_fx"
+"""Takes a second, and makes forks heavier: for ranks that have its cache, and those after them."""
+
+
+def prepare(*modules: str) -> None:
+    """Import what ranks need, once for all of them."""
+    with without_collector():  # nothing of this is looked at again, when a fork ends
+        for name in modules:
+            importlib.import_module(name)
+
 
 def serve() -> dict[str, object] | None:
     """Answer orders until there are no more; in a forked process, return the order it is to carry out."""
+    from holdfast_trainer.compilation import CACHE  # PyTorch is imported by now
+
     running: set[int] = set()
     ended: dict[int, int] = {}
     print("ready", flush=True)
@@ -34,6 +46,8 @@ def serve() -> dict[str, object] | None:
                     ended[pid] = os.waitstatus_to_exitcode(status)
             print(json.dumps(ended.get(pid)), flush=True)
             continue
+        if CACHE in order["env"]:
+            prepare(COMPILER)
         pid = os.fork()
         if pid == 0:
             return dict(order)
@@ -57,10 +71,8 @@ def become(order: dict[str, object]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # torch._dynamo: the first optimizer of a process imports it.
-    with without_collector():  # nothing of this is looked at again, when a fork ends
-        for name in ("torch._inductor", "torch._dynamo", "torch.distributed", "holdfast_trainer.run"):
-            importlib.import_module(name)
+    # torch._dynamo: what cuts a model over the ranks imports it.
+    prepare("torch._inductor", "torch._dynamo", "torch.distributed", "holdfast_trainer.run")
     mine = serve()
     if mine is None:
         os._exit(0)

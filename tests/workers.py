@@ -36,9 +36,9 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 WORKERS = 5
-"""More than twice as many as CI has cores: a test that waits, for a pod or for time to pass, leaves its core to
-others. With four a thirteenth of all time had a core with nothing to do, with five a seventieth. Each may hold
-PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
+"""More than twice as many as CI has cores: a test that waits, for a pod or for time to pass, leaves its core
+to others. With four a thirteenth of all time had a core with nothing to do, with five a seventieth. Each may
+hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
 
 NODES, ONE_MACHINE, CONTROL_PLANE = "nodes", "one machine", "control plane"
 _FIRST = (NODES, ONE_MACHINE, CONTROL_PLANE)

@@ -644,3 +644,25 @@ def test_points_that_multiply_are_told_as_a_resume_refuses_them(caplog: pytest.L
     again = nn.Module()
     again.points = nn.Parameter(torch.zeros(2, 3))
     assert "size mismatch for points" in load_model(again, model.state_dict(), None)
+
+
+def test_an_optimizer_that_has_its_parameters_again_has_lost_none() -> None:
+    """A loop that gives it a layer for a while and takes it back can be gone on with."""
+    model, more = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = TrainingState({"model": model, "optimizer": optimizer}, 0)
+    told = [state.resized_optimizer(optimizer)]
+    optimizer.add_param_group({"params": list(more.parameters())})
+    told += [state.resized_optimizer(optimizer), state.resized_optimizer(optimizer)]
+    optimizer.param_groups.pop()
+    told += [state.resized_optimizer(optimizer)]
+    optimizer.param_groups.pop()
+    told += [state.resized_optimizer(optimizer), state.resized_optimizer(torch.optim.SGD(model.parameters()))]
+    assert told == [
+        ("optimizer", 0),
+        ("optimizer", 2),
+        ("optimizer", 0),
+        ("optimizer", 0),
+        ("optimizer", -2),
+        ("", 0),
+    ]

@@ -291,7 +291,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
         try:
             os.stat(name)
         except OSError as error:
-            what = f"cannot read {name}" if os.path.isabs(name) else f"cannot read {name} in {os.getcwd()}"
+            what = f"cannot read {_with_place(name)}"
             if trained or error.errno in MAY_PASS:
                 return could_not_begin(what, error, trained=trained, log=log, exit_file=exit_file)
             if name != options.command[0]:  # a program's absence is told where it is run
@@ -336,6 +336,13 @@ def files_of(command: list[str]) -> list[str]:
     if Path(command[0]).name.startswith("python") and script and not script[0].startswith("-"):
         files += script
     return files
+
+
+def _with_place(name: str) -> str:
+    """Where a file was looked for."""
+    with suppress(OSError):  # a working directory may be gone
+        return name if os.path.isabs(name) else f"{name} in {os.getcwd()}"
+    return name
 
 
 def could_not_begin(

@@ -120,7 +120,8 @@ class TrainingState:
         self._untracked_schedulers: list[weakref.ref[LRScheduler]] = []
         self._looked_at = WeakSet(optimizers.values())
         """Optimizers of which it is known whether they are tracked."""
-        self._counts = {id(one): (name, _count(one)) for name, one in optimizers.items()}
+        self._counts = {id(one): (name, _count(one), _count(one)) for name, one in optimizers.items()}
+        """By optimizer: name, how many parameters it had when it was tracked, and when it was last asked."""
         skeleton, tensors = pack(self._shared(0))
         Header.of(skeleton, tensors)  # what cannot be saved is told now, not when the first save is due
         self.unsaved = [
@@ -152,14 +153,13 @@ class TrainingState:
         return mine and not any(_has(part, optimizer) for part in self._parts.values())
 
     def resized_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[str, int]:
-        """Its name and how many parameters it has more than when it was last asked about, or tracked; below 0
-        where it has fewer. No name where it is not tracked, or has as many."""
-        name, count = self._counts.get(id(optimizer), ("", 0))
-        more = _count(optimizer) - count if name else 0
-        if not more:
-            return "", 0
-        self._counts[id(optimizer)] = name, count + more
-        return name, more
+        """Its name and how many parameters it has more than when it was tracked, below 0 where it has fewer;
+        once for each number of them. No name where it is not tracked."""
+        name, tracked, last = self._counts.get(id(optimizer), ("", 0, 0))
+        if not name or (now := _count(optimizer)) == last:
+            return name, 0
+        self._counts[id(optimizer)] = name, tracked, now
+        return name, now - tracked
 
     def resized(self) -> list[str]:
         """The parameters and buffers that have another shape than when their model was tracked, in words;

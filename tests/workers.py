@@ -10,8 +10,8 @@ across files, each in one worker:
 - `one machine`: tests whose local engine runs processes. It tells a kill for want of memory by the machine's
   own count of them, so a test that provokes one may not run beside a test that kills by hand.
 
-The groups begin first, for nobody can help with them later. So do the long files, most of whose time is
-waiting: were one the last, its worker would wait with it while the others had nothing. Then files take
+The groups begin first, for nobody can help with them later. After them the long files, most of which wait for
+most of their time: were one the last, its worker would be at it while the others had nothing. Then files take
 turns: those with slow tests, most of which compute, those whose quick tests ask for a directory, most of
 which wait for processes, and those whose tests ask for none, which but compute. While many wait at once, a
 core has nothing to do. Those that ask most often come first, and in the last third no test is slow.
@@ -37,7 +37,7 @@ from xdist.workermanage import WorkerController
 
 WORKERS = 5
 """More than twice as many as CI has cores: a test that waits, for a pod or for time to pass, leaves its core
-to others. With four a thirteenth of all time had a core with nothing to do, with five a seventieth. Each may
+to others. With four a thirteenth of all time had a core with nothing to do, with five a fiftieth. Each may
 hold PyTorch twice, a benchmark or a cluster. PYTEST_XDIST_AUTO_NUM_WORKERS says otherwise."""
 
 NODES, ONE_MACHINE, CONTROL_PLANE = "nodes", "one machine", "control plane"

@@ -1,4 +1,4 @@
-"""Disks that can be filled and made read-only: for tests of what happens then."""
+"""Disks that can be filled and made read-only, or do not answer: for tests of what happens then."""
 
 from __future__ import annotations
 
@@ -36,11 +36,28 @@ def real_disk(path: Path, size: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _mounted(path: Path, what: list[str]) -> Iterator[None]:
+def unserved(path: Path) -> Iterator[Path]:
+    """A mount at `path` behind which nobody is any more, as when the program of a FUSE file system has died;
+    skips the test where none can be."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = os.open("/dev/fuse", os.O_RDWR)
+        except OSError as error:
+            pytest.skip(f"cannot mount what nobody serves: {error}")
+        try:
+            options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+            stack.enter_context(_mounted(path, ["-i", "-t", "fuse", "-o", options, "nobody"], (server,)))
+        finally:
+            os.close(server)
+        yield path
+
+
+@contextmanager
+def _mounted(path: Path, what: list[str], inherited: tuple[int, ...] = ()) -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     path.mkdir()
-    done = subprocess.run(["mount", *what, str(path)], check=False, capture_output=True, text=True)
+    done = subprocess.run(["mount", *what, str(path)], check=False, capture_output=True, text=True, pass_fds=inherited)
     if done.returncode:
         pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from disks import break_disk, fill_whole, real_disk
+from disks import break_disk, fill_whole, real_disk, unserved
 from processes import Processes
 from waiting import wait_until
 
@@ -209,6 +209,35 @@ def test_what_the_attempts_before_had_is_waited_for(
     assert message.error == f"{what.format(away)}: {why}"
     assert (message.storage_unavailable, message.config_error) == (True, False)
     assert (tmp_path / "log").read_text().endswith(f"supervise: {message.error}\n")
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["nothing has trained", "attempts before have"])
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--directory", "{0}", "--", "pwd"), "cannot enter the job's workingDir {0}"),
+        (("--", sys.executable, "{0}/train.py"), "cannot read {0}/train.py"),
+        (("--", "{0}/train.sh"), "cannot read {0}/train.sh"),
+    ],
+    ids=["workingDir", "script", "program"],
+)
+def test_what_is_on_a_mount_that_does_not_answer_is_waited_for(
+    words: tuple[str, ...], what: str, trained: bool, tmp_path: Path
+) -> None:
+    """It may well be there, so that a job that begins cannot be called wrong; a working directory was."""
+    away, told, end = tmp_path / "away", tmp_path / "termination", tmp_path / "exit"
+    words = tuple(word.format(away) for word in words)
+    command = [*SUPERVISE, "--log", str(tmp_path / "log"), "--exit", str(end), *words]
+    environment = {**os.environ, ENV_TERMINATION_LOG: str(told)}
+    environment |= {"HOLDFAST_DURABLE_STEP": "0"} if trained else {}
+    with unserved(away):
+        done = subprocess.run(command, env=environment, timeout=300, check=False)
+    assert (done.returncode, ended(end)["code"]) == (74, 74)
+    message = Termination.from_json(told.read_text())
+    assert message is not None
+    assert message.error == f"{what.format(away)}: Transport endpoint is not connected"
+    assert (message.storage_unavailable, message.config_error) == (True, False)
+    assert (tmp_path / "log").read_text() == f"supervise: {message.error}\n"
 
 
 @pytest.mark.parametrize(

@@ -284,8 +284,8 @@ def run(options: Options, *, in_place: bool = False) -> int:
             os.chdir(options.directory)
     except OSError as error:
         what = f"cannot enter the job's workingDir {options.directory}"
-        if trained:
-            return could_not_begin(what, error, trained=True, log=log, exit_file=exit_file)
+        if trained or error.errno in MAY_PASS:
+            return could_not_begin(what, error, trained=trained, log=log, exit_file=exit_file)
         return refuse(f"{what}: {error.strerror}", log, exit_file)
     for name in files_of(options.command):
         try:

@@ -57,7 +57,9 @@ def _mounted(path: Path, what: list[str], inherited: tuple[int, ...] = ()) -> It
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     path.mkdir()
-    done = subprocess.run(["mount", *what, str(path)], check=False, capture_output=True, text=True, pass_fds=inherited)
+    done = subprocess.run(
+        ["mount", *what, str(path)], check=False, capture_output=True, text=True, pass_fds=inherited
+    )
     if done.returncode:
         pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
     try:

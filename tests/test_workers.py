@@ -171,9 +171,10 @@ def test_the_cluster_has_ended():
 
 
 def test_a_cluster_ends_with_the_tests_that_need_it_and_not_with_the_last_of_all(tmp_path: Path) -> None:
-    # The other workers wait with their first ones, so the cluster's has some after it.
+    # The other worker waits with its first ones, so the cluster's has some after it.
     project(tmp_path, a=CLUSTERS_OF_A_SESSION, **dict.fromkeys("bcdefghijkl", AFTER_IT))
-    (tests,) = (tests for tests in by_worker(run(tmp_path)).values() if "test_a.py::test_nodes[0]" in tests)
+    told = by_worker(run(tmp_path, "-n", "2"))
+    (tests,) = (tests for tests in told.values() if "test_a.py::test_nodes[0]" in tests)
     assert any("test_the_cluster_has_ended" in test for test in tests), "its worker goes on without it"
 
 
@@ -208,7 +209,8 @@ def test_told_to_end_it_leaves_nothing_of_workers_that_had_no_time_to_clear_up(
     for name in os.environ:
         if name == SESSION or name.startswith("PYTEST_"):
             monkeypatch.delenv(name)
-    outer = processes.start(command(tmp_path), cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "tests")})
+    words = command(tmp_path, "-n", "2")
+    outer = processes.start(words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "tests")})
     left = tmp_path / "left"
     wait_until(lambda: left.exists() and left.read_text().endswith(" "), "the test to run")
     process = psutil.Process(int(left.read_text()))

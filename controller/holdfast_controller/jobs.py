@@ -498,8 +498,8 @@ class Status(Model):
     )
     attempts: list[AttemptRecord] = Field(
         default_factory=list,
-        description="The newest 20, oldest first. The last that did a step is one of them, however many came "
-        "since of which none did.",
+        description="The newest 20, oldest first. The last that did a step, or ran for long, is one of them, "
+        "however many came since of which none did.",
     )
 
     @model_validator(mode="before")

@@ -120,6 +120,28 @@ def test_an_attempt_that_goes_on_further_than_the_one_before_told_shows_that_not
     assert (before.lost_steps, status.lost_steps) == (0, 0)
 
 
+def test_that_a_program_of_no_steps_has_trained_is_known_however_many_attempts_began_nothing_since() -> None:
+    """Its volume was away for a night, and then the job was over: a script that is not there is a mistake in
+    the job where nothing has trained."""
+
+    async def story(scene: Scene) -> None:
+        job = await scene.submit(make(replicas=1))
+        assert job.status.saved_before(2) is None
+        scene.now += timedelta(seconds=SILENT_SECONDS)
+        for _ in range(2 * ATTEMPTS_KEPT):
+            scene.engine.vanish(job, job.status.attempt, 0)
+            job = await scene.look()
+            scene.now = job.status.next_start_at or scene.now
+            job = await scene.look()
+        newest = job.status.attempt
+        assert newest > 2 * ATTEMPTS_KEPT
+        assert job.status.saved_before(newest) == 0
+        numbers = [record.number for record in job.status.attempts]
+        assert numbers == [1, *range(newest - ATTEMPTS_KEPT + 2, newest + 1)]
+
+    play(story)
+
+
 def test_what_was_lost_is_corrected_however_many_attempts_began_nothing_since() -> None:
     """Its places were taken again and again before it had loaded: the status keeps 20 attempts, and that
     which had lost steps was none of them any more."""

@@ -37,9 +37,11 @@ def lost_in(earlier: Sequence[Told]) -> int:
 
 def remembered(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
     """Those that a status keeps: the newest; and, however many came since of which nothing began, the last
-    that did a step: what it lost is known for sure once another goes on, and how long that took to come."""
-    last = [index for index, one in enumerate(attempts) if one.first_step_at is not None][-1:]
-    needed = {lost_in(attempts), *last}
+    that did a step: what it lost is known for sure once another goes on, and how long that took to come.
+    Likewise the last that trained, for a program may tell of no steps: what it began with is waited for."""
+    stepped = [index for index, one in enumerate(attempts) if one.first_step_at is not None]
+    trained = [index for index, one in enumerate(attempts) if one.trained]
+    needed = {lost_in(attempts), *stepped[-1:], *trained[-1:]}
     surplus = max(0, len(attempts) - ATTEMPTS_KEPT)
     dropped = [index for index in range(len(attempts)) if index not in needed][:surplus]
     return [one for index, one in enumerate(attempts) if index not in dropped]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -91,9 +92,14 @@ def break_device(device: str) -> None:
 
 def no_more_files(path: Path) -> None:
     """Let no file be made on the small disk at `path`: a tmpfs has room for an empty one when it is full."""
-    there = os.statvfs(path)
-    option = f"remount,nr_inodes={there.f_files - there.f_ffree}"
-    subprocess.run(["mount", "-o", option, str(path)], check=True)
+
+    def taken() -> bool:
+        there = os.statvfs(path)
+        option = f"remount,nr_inodes={there.f_files - there.f_ffree}"
+        return subprocess.run(["mount", "-o", option, str(path)], check=False).returncode == 0
+
+    # It is refused where somebody has made a file since they were counted.
+    wait_until(taken, f"{path} to have room for no more files")
 
 
 def fill(path: Path) -> None:

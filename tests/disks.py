@@ -40,16 +40,13 @@ def real_disk(path: Path, size: int) -> Iterator[Path]:
 def unserved(path: Path) -> Iterator[Path]:
     """A mount at `path` behind which nobody is any more, as when the program of a FUSE file system has died;
     skips the test where none can be."""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = os.open("/dev/fuse", os.O_RDWR)
-        except OSError as error:
-            pytest.skip(f"cannot mount what nobody serves: {error}")
-        try:
-            options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
-            stack.enter_context(_mounted(path, ["-i", "-t", "fuse", "-o", options, "nobody"], (server,)))
-        finally:
-            os.close(server)
+    try:
+        number = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"cannot mount what nobody serves: {error}")
+    what = ["-i", "-t", "fuse", "-o", f"fd={number},rootmode=40000,user_id=0,group_id=0", "nobody"]
+    with os.fdopen(number, "r+b", buffering=0) as server, _mounted(path, what, (number,)):
+        server.close()
         yield path
 
 

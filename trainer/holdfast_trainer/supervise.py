@@ -284,7 +284,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
             os.chdir(options.directory)
     except OSError as error:
         what = f"cannot enter the job's workingDir {options.directory}"
-        if trained or error.errno in MAY_PASS:
+        if may_come(error, trained):
             return could_not_begin(what, error, trained=trained, log=log, exit_file=exit_file)
         return refuse(f"{what}: {error.strerror}", log, exit_file)
     for name in files_of(options.command):
@@ -292,7 +292,7 @@ def run(options: Options, *, in_place: bool = False) -> int:
             os.stat(name)
         except OSError as error:
             what = f"cannot read {_with_place(name)}"
-            if trained or error.errno in MAY_PASS:
+            if may_come(error, trained):
                 return could_not_begin(what, error, trained=trained, log=log, exit_file=exit_file)
             if name != options.command[0]:  # a program's absence is told where it is run
                 return refuse(f"{what}: {error.strerror}; check the job's `command`", log, exit_file)
@@ -345,6 +345,11 @@ def _with_place(name: str) -> str:
     return name
 
 
+def may_come(error: OSError, trained: bool) -> bool:
+    """Whether what a command begins with may be there later, and is waited for."""
+    return trained or error.errno in MAY_PASS
+
+
 def could_not_begin(
     what: str,
     error: OSError,
@@ -358,13 +363,13 @@ def could_not_begin(
     `trained`: attempts before have, so that what this one misses may come, be it whatever the system says.
     """
     message = f"{what}: {error.strerror}"
-    may_pass = error.errno in MAY_PASS
-    if trained and not may_pass:
-        may_pass = True
+    if trained and error.errno not in MAY_PASS:
         message += ", though attempts before have trained: is its volume mounted?"
     _write(f"supervise: {message}", log)
     return _ended(
-        Termination("failed", 0, 0, message, storage_unavailable=may_pass), EXIT_IO_ERROR, exit_file
+        Termination("failed", 0, 0, message, storage_unavailable=may_come(error, trained)),
+        EXIT_IO_ERROR,
+        exit_file,
     )
 
 

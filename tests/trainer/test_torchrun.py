@@ -25,7 +25,7 @@ from waiting import wait_until
 from holdfast_controller.local.ports import free_port
 from holdfast_trainer import in_place
 from holdfast_trainer.contract import Termination
-from holdfast_trainer.torchrun import arguments, tell_shutdown_timeout, wait_for_first
+from holdfast_trainer.torchrun import arguments, others_may_ask, tell_shutdown_timeout, wait_for_first
 
 PROGRAM = Path(__file__).with_name("forked_program.py")
 TORCHRUN = (sys.executable, "-m", "holdfast_trainer.torchrun")
@@ -307,6 +307,22 @@ def test_a_wrong_command_line_says_what_is_wrong(words: tuple[str, ...], message
     refused = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode == 64
     assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "may"),
+    [
+        (["--nnodes=1", "--node-rank=0"], False),
+        (["--nnodes=1"], False),
+        (["--nnodes=2", "--node-rank=0"], True),
+        (["--nnodes=2", "--node-rank=1"], False),
+        (["--nnodes=2"], True),
+        (["--nnodes=1:4", "--node-rank=0"], True),
+        (["--standalone"], True),  # it could leave at once, too, and nobody is the worse for it
+    ],
+)
+def test_who_has_the_store_of_several_stays_until_it_is_taken_apart(own: list[str], may: bool) -> None:
+    assert others_may_ask(own) == may
 
 
 def first_at(port: int, replica: int) -> list[str]:

@@ -17,8 +17,7 @@ have what torchrun has.
 
 A gang waits for the slowest start, and the next attempt for the end of the last process of this one, so both
 are short: no garbage is collected while PyTorch is imported, the address of replica 0 is tried more often
-than c10d would, and where it ends badly, as after every interruption, it leaves without taking the
-interpreter apart.
+than c10d would, and unless others may still need it, it leaves without taking the interpreter apart.
 """
 
 from __future__ import annotations
@@ -82,13 +81,24 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
+def _values(own: list[str]) -> dict[str, str]:
+    """Of options that are written as --name=value."""
+    return dict(word.split("=", 1) for word in own if "=" in word)
+
+
+def others_may_ask(own: list[str]) -> bool:
+    """Whether this may be replica 0 of several: the store is there, which says whether all are done."""
+    told = _values(own)
+    return told.get("--nnodes") != "1" and told.get("--node-rank", "0") == "0"
+
+
 def wait_for_first(own: list[str], seconds: float = FIRST_SECONDS) -> bool:
     """Until replica 0 listens at the address that torchrun's options name; False where it was not in time.
 
     c10d tries at once and then after half a second, and again later each time: whoever comes a moment too
     early would hold up all. It has the word where this gives up.
     """
-    told = dict(word.split("=", 1) for word in own if "=" in word)
+    told = _values(own)
     try:
         replica, where = int(told["--node-rank"]), (told["--master-addr"], int(told["--master-port"]))
     except (KeyError, ValueError):
@@ -185,11 +195,11 @@ def run(argv: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Ends this process where `run` does not succeed."""
+    """Ends this process, unless others may still ask it something: then it returns, and ends slowly."""
     code = in_place.code_of(lambda: run(argv))
-    if code:
+    if code or not others_may_ask(argv[: argv.index("--")]):
         in_place.end(code)
-    return code  # slowly: the store is in replica 0's, and others may still ask it whether all are done
+    return code
 
 
 if __name__ == "__main__":

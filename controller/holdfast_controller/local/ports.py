@@ -22,10 +22,11 @@ _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port of `host` that nobody has. Raises OSError for a host that is not here."""
     given = int(_GIVEN.read_text(encoding="ascii").split()[0])
-    below = range(LOWEST, min(HIGHEST + 1, given))
-    for port in random.SystemRandom().sample(below, len(below)):
+    below = list(range(LOWEST, min(HIGHEST + 1, given)))
+    chance = random.SystemRandom()
+    while below:
         try:
-            return _held(host, port)
+            return _held(host, below.pop(chance.randrange(len(below))))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(error.errno, f"{error.strerror} ({host})") from error

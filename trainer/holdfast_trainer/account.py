@@ -22,7 +22,7 @@ from .ledger import Journal
 from .parallel import Gang
 from .place import Place, cannot_begin
 from .profiling import Window
-from .spans import Spans, gemm_peak
+from .spans import Spans, gemm_peak_once
 from .steplog import StepLog
 from .telemetry import Telemetry
 from .tensorboard import TensorBoard
@@ -96,7 +96,9 @@ class Account:
         dtype: torch.dtype,
     ) -> None:
         """The loop begins after `step` steps; measures the device's peak where MFU is to be known."""
-        peak = gemm_peak(self._gang.device, dtype) if flops_per_token else None
+        peak = None
+        if flops_per_token:
+            peak = gemm_peak_once(self._gang.device, dtype, torch.get_num_threads())
         self.telemetry.begin(step, total, durable_step, flops_per_token, peak)
         if self._gang.rank == 0 and self._use is None:
             self._use = _use_of(self._gang.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -151,6 +152,12 @@ def gemm_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeat
     if device.type == "cuda":
         return 2 * size**3 / _gpu_seconds(product, 2 * repeats)
     return 2 * size**3 / min(_cpu_seconds(product) for _ in range(repeats))
+
+
+@cache
+def gemm_peak_once(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+    """`gemm_peak` of a process with so many threads, and of those that are forked from it: measured once."""
+    return gemm_peak(device, dtype)
 
 
 def _cpu_seconds(work: Callable[[], None]) -> float:

@@ -20,7 +20,7 @@ MIXED = Path(__file__).parent / "trainer" / "mixed_gang_script.py"
 CONFIG = {
     "model": {"vocab_size": 64, "layers": 2, "heads": 2, "width": 32, "context": 16, "dropout": 0.1},
     "data": {"path": "data"},
-    "train": {"steps": 40, "global_batch": 12, "micro_batch": 2, "precision": "fp32", "log_every": 5},
+    "train": {"steps": 40, "global_batch": 12, "micro_batch": 3, "precision": "fp32", "log_every": 5},
     "optim": {"learning_rate": 1e-2, "warmup_steps": 4},
     "validation": {"every": 9, "batches": 2},
     "checkpoint": {"every": 6},

@@ -427,9 +427,9 @@ def test_a_model_that_does_not_fit_is_told(tmp_path: Path, capsys: pytest.Captur
     """Before, too: in a container too small for it the kernel ends the process, which has no words then."""
     assert main([str(write_config(tmp_path)), TOO_LARGE]) == 1
     foreseen, told = capsys.readouterr().err.splitlines()[-2:]
-    assert foreseen.startswith("warning: model: by reckoning a step with 2 sequences a pass does not fit: it")
+    assert foreseen.startswith("warning: model: by reckoning a step with 3 sequences a pass does not fit: it")
     assert foreseen.endswith("a larger device. If this process is killed now, it is for that")
-    assert told.startswith("error: rank 0: model: a step with 2 sequences a pass does not fit")
+    assert told.startswith("error: rank 0: model: a step with 3 sequences a pass does not fit")
 
 
 def test_all_ranks_end_where_one_runs_out_of_memory(workshop: Workshop, tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_all_ranks_end_where_one_runs_out_of_memory(workshop: Workshop, tmp_path
     )
     gang = workshop.start(script=script, ranks=2, arguments=[str(write_config(tmp_path))])
     assert gang.wait(300) == [1, 1], gang.texts()
-    assert "error: rank 1: model: a step with 2 sequences a pass does not fit" in gang.ranks[1].text()
+    assert "error: rank 1: model: a step with 3 sequences a pass does not fit" in gang.ranks[1].text()
     assert "error: rank 0 lost another rank before all was measured" in gang.ranks[0].text()
     assert "Traceback" not in gang.texts()
 

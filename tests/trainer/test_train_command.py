@@ -27,18 +27,19 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_killed_run_ends_as_an_untouched_one(workshop: Workshop, config: Path, ranks: int) -> None:
-    twin = start(workshop, config, name="twin", ranks=ranks)
+    shared = "train.micro_batch=2"  # by one rank and by three
+    twin = start(workshop, config, shared, name="twin", ranks=ranks)
     assert twin.wait() == [0] * ranks, twin.texts()
     assert "step 40: loss " in twin.texts()
     assert set(twin.history.validations()) == {9, 18, 27, 36, 40}
 
     for at, signal in ((10, KILL), (22, NOTICE)):
-        gang = start(workshop, config, ranks=ranks)
+        gang = start(workshop, config, shared, ranks=ranks)
         gang.wait_for_step(at)
         gang.wait_for_checkpoint()
         gang.signal(signal)
         gang.wait()
-    last = start(workshop, config, ranks=ranks)
+    last = start(workshop, config, shared, ranks=ranks)
     assert last.wait() == [0] * ranks, last.texts()
     assert last.history.losses() == twin.history.losses()
     assert last.history.validations() == twin.history.validations()

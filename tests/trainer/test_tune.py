@@ -484,7 +484,7 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_measured(
     assert command.main([str(write_config(tmp_path)), f"model.vocab_size={2**45}"]) == EXIT_CONFIG_ERROR
     said = capsys.readouterr().err.splitlines()
     foreseen = next(line for line in said if line.startswith("warning: "))
-    assert foreseen.startswith("warning: model: by reckoning a step with 2 sequences a pass does not fit: ")
+    assert foreseen.startswith("warning: model: by reckoning a step with 3 sequences a pass does not fit: ")
     assert foreseen.endswith("a larger device. If this process is killed now, it is for that")
     assert said.index(foreseen) < next(i for i, line in enumerate(said) if "today's settings" in line)
 

@@ -12,7 +12,7 @@ from waiting import wait_until
 from holdfast_controller.jobs import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-STEPS = 240
+STEPS = 140
 
 
 def test_a_frozen_rank_costs_one_failure_and_no_bit(tmp_path: Path, processes: Processes) -> None:

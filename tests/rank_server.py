@@ -8,10 +8,13 @@ its return code as `Popen.returncode` has it, or null while it runs.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import re
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from holdfast_trainer import in_place
@@ -20,12 +23,31 @@ from holdfast_trainer.importing import without_collector
 COMPILER = "torch._inductor.compile_fx"
 """Takes a second, and makes forks heavier: for ranks that have its cache, and those after them."""
 
+LARGE = 2 * 2**20
+MADV_COLLAPSE = 25
+"""Of Linux' mman.h; Python does not know it yet."""
+
 
 def prepare(*modules: str) -> None:
     """Import what ranks need, once for all of them."""
     with without_collector():  # nothing of this is looked at again, when a fork ends
         for name in modules:
             importlib.import_module(name)
+
+
+def in_large_pages() -> None:
+    """Where the kernel can (6.1), keep this process's memory in pages of 2 MiB.
+
+    A fork copies the table of all pages, and its end takes that apart: of a hundred thousand small ones 30 to
+    40 ms together, of two hundred large ones 5. What a rank then writes to is copied in small pieces still.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if mine := re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 ", line + " "):  # no file's
+            first, end = -(-int(mine[1], 16) // LARGE) * LARGE, int(mine[2], 16) // LARGE * LARGE
+            if first < end:
+                madvise(first, end - first, MADV_COLLAPSE)  # as far as it goes: nothing depends on it
 
 
 def serve() -> dict[str, object] | None:
@@ -38,6 +60,7 @@ def serve() -> dict[str, object] | None:
 
     # Nearly all of them train in fp32. Each alone takes a sixth of a second for it.
     gemm_peak_once(torch.device("cpu"), torch.float32, torch.get_num_threads())
+    in_large_pages()
     running: set[int] = set()
     ended: dict[int, int] = {}
     print("ready", flush=True)

@@ -14,6 +14,8 @@ from processes import Processes
 
 from holdfast_trainer.contract import RunDir, raise_fence
 
+torch.set_num_threads(1)  # of a process that has half a core: see tests/workers.py
+
 
 @pytest.fixture(scope="session")
 def rank_server() -> Iterator[RankServer]:

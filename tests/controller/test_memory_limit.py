@@ -12,7 +12,7 @@ import psutil
 import pytest
 from local_world import all_running, at_work, local_engine, ranks_up, until, waiting_job
 from processes import Processes
-from waiting import wait_until_async
+from waiting import wait_until, wait_until_async
 
 from holdfast_controller.cluster import Invalid
 from holdfast_controller.drills import DrillKind
@@ -156,6 +156,33 @@ def test_a_loss_is_not_taken_for_the_shortage_of_another_job_at_that_moment(tmp_
         incident = classify(lost)
         assert incident.verdict is Verdict.DISRUPTED, incident.reason
         assert "rank 1 got SIGKILL from outside" in incident.reason
+
+    asyncio.run(story())
+
+
+@limits_memory
+def test_what_a_replica_has_started_before_it_was_put_under_the_limit_is_held_to_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the controller may have no turn in which to do that for longer than a start takes."""
+    add = MemoryGroup.add
+
+    def late(group: MemoryGroup, pid: int) -> None:
+        wait_until(lambda: process.find(attempt_uid(job, 1), 0, 0), "its rank to be there")
+        add(group, pid)
+
+    monkeypatch.setattr(MemoryGroup, "add", late)
+    grows = "import time; time.sleep(0.2); kept = bytearray(400 << 20); time.sleep(600)"
+    command = ["sh", "-c", f"exec {sys.executable} -c '{grows}'"]
+    job = waiting_job(resources={"memory": "150Mi"}, replicas=1, command=command)
+
+    async def story() -> None:
+        async with at_work(local_engine(tmp_path)) as engine:
+            await engine.start(job, 1)
+            full = await until(engine, job, 1, "the end of its rank", lambda s: bool(s.replicas[0].ranks), 30)
+            await engine.kill(job, 1)
+            await until(engine, job, 1, "the end", lambda s: s.gone)
+        assert classify(full).verdict is Verdict.OUT_OF_MEMORY
 
     asyncio.run(story())
 

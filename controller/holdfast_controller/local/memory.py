@@ -51,6 +51,10 @@ class MemoryGroup:
         """Put a process under the limit, and all that it will start. Raises OSError."""
         (self._path / "cgroup.procs").write_text(str(pid))
 
+    def processes(self) -> frozenset[int]:
+        """Their pids. Raises OSError."""
+        return frozenset(map(int, (self._path / "cgroup.procs").read_text().split()))
+
     @property
     def limit(self) -> int | None:
         """In bytes; None where there is none, or no such group."""

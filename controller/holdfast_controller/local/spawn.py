@@ -9,8 +9,10 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -23,7 +25,7 @@ from holdfast_trainer.contract import RunDir, make_directory, raise_fence
 from .launch import HOST, ReplicaLaunch, Runtime, config_path, replica_launches
 from .memory import MemoryGroup, parent_group
 from .ports import free_port
-from .process import ProcessId, boot_id, identify, kill_all, out_of_memory_kills
+from .process import ProcessId, boot_id, find, identify, kill_all, out_of_memory_kills
 from .record import AttemptFiles, Launch
 from .slots import Allocation, Machine
 
@@ -105,8 +107,8 @@ def start_attempt(
         groups = memory_groups(job, launch)
         for each in replicas:
             supervisors.append(spawn(each, run, attempt))
-            # It has started nothing yet: Python itself takes longer to start than this.
-            _hold(groups.get(each.index), supervisors[-1].pid, job)
+            if (group := groups.get(each.index)) is not None:
+                _hold(group, supervisors[-1].pid, job, partial(find, launch.uid, each.index))
         complete = replace(launch, supervisors=tuple(supervisors))
         files.write_launch(complete)
     except (OSError, ValueError) as error:
@@ -142,12 +144,16 @@ def _remove(groups: Mapping[int, MemoryGroup]) -> None:
         group.remove()
 
 
-def _hold(group: MemoryGroup | None, pid: int, job: TrainingJob) -> None:
-    """Raises OSError where the job has a limit and `pid` cannot be held to it."""
-    if group is None:
-        return
+def _hold(group: MemoryGroup, pid: int, job: TrainingJob, find_all: Callable[[], list[ProcessId]]) -> None:
+    """Put a replica's first process into the group, and what it has started before it was there: on a busy
+    machine Python may be up by then. Raises OSError where the job has a limit and `pid` cannot be held to it.
+    """
     try:
         group.add(pid)
+        while outside := {each.pid for each in find_all()} - group.processes():
+            for other in outside:
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    group.add(other)
     except OSError as error:
         group.remove()
         _missed(job, error)

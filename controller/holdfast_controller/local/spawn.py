@@ -9,10 +9,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import structlog
 
@@ -108,7 +107,7 @@ def start_attempt(
         for each in replicas:
             supervisors.append(spawn(each, run, attempt))
             if (group := groups.get(each.index)) is not None:
-                _hold(group, supervisors[-1].pid, job, partial(find, launch.uid, each.index))
+                _hold(group, supervisors[-1].pid, job, launch.uid, each.index)
         complete = replace(launch, supervisors=tuple(supervisors))
         files.write_launch(complete)
     except (OSError, ValueError) as error:
@@ -144,13 +143,14 @@ def _remove(groups: Mapping[int, MemoryGroup]) -> None:
         group.remove()
 
 
-def _hold(group: MemoryGroup, pid: int, job: TrainingJob, find_all: Callable[[], list[ProcessId]]) -> None:
+def _hold(group: MemoryGroup, pid: int, job: TrainingJob, uid: str, replica: int) -> None:
     """Put a replica's first process into the group, and what it has started before it was there: on a busy
-    machine Python may be up by then. Raises OSError where the job has a limit and `pid` cannot be held to it.
+    machine Python may be up by then. Memory that was taken before stays uncounted. Raises OSError where the
+    job has a limit and `pid` cannot be held to it.
     """
     try:
         group.add(pid)
-        while outside := {each.pid for each in find_all()} - group.processes():
+        while outside := {each.pid for each in find(uid, replica)} - group.processes():
             for other in outside:
                 with suppress(ProcessLookupError):  # it has ended meanwhile
                     group.add(other)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.trainer", "--shape", "tiny", "--rounds", "1", "--window", "1"]
-    command += ["--no-peers", "--stages", "same dtype"]
+    command += ["--no-peers", "--stages", "same dtype", "telemetry"]
     command += ["--out", str(tmp_path / "out"), "--place", str(tmp_path / "place")]
     process = processes.start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     out, _ = process.communicate(timeout=1700)
@@ -31,7 +31,7 @@ def test_ours_and_the_bare_loop_take_turns(processes: Processes, tmp_path: Path)
     body = json.loads((tmp_path / "out" / "trainer.json").read_text())
     median = {(row["subject"], row["metric"]): row["median"] for row in body["rows"]}
     assert body["ratios"]["vs_bare_loop"] == median["holdfast", "speed"] / median["bare loop", "speed"]
-    assert {"share_of_gemm_peak", "first_step_vs_bare_loop"} <= set(body["ratios"])
+    assert {"telemetry_cost", "share_of_gemm_peak", "first_step_vs_bare_loop"} <= set(body["ratios"])
     assert median["holdfast", "first step"] > 0
     for name in ("bare loop", "holdfast"):
         assert out.index(f"warm-up: {name}\n") < out.index(f"start {name}\n"), "none waits for the disk"

@@ -44,7 +44,7 @@ def in_large_pages() -> None:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if mine := re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 ", line + " "):  # no file's
+        if mine := re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\b", line):  # no file's
             first, end = -(-int(mine[1], 16) // LARGE) * LARGE, int(mine[2], 16) // LARGE * LARGE
             if first < end:
                 madvise(first, end - first, MADV_COLLAPSE)  # as far as it goes: nothing depends on it
